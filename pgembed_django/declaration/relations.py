@@ -163,6 +163,7 @@ class _Walk:
         else:
             far, near, columns = self._ends(model, joined.field)
             self.is_cast |= isinstance(far, TEXTUAL) and not isinstance(near, TEXTUAL)
+            self._watch(place, near)
             link = Link(
                 model=model,
                 path=place.at("pk" if near is place.model._meta.pk else near.name),

@@ -53,8 +53,16 @@ def test_over_reverse_relations_too():
         ("auth_user", "remarks__by__pk", "id"): ({"id", "username"}, False),
     }
     assert links(app.Author, "story__remarks__body") == {
-        ("app_story", "pk", "author"): (set(), True),
+        ("app_story", "pk", "author"): ({"id"}, True),
         ("app_remark", "story__pk", "story"): ({"body"}, True),
+    }
+
+
+def test_a_column_that_other_rows_point_to_is_watched():
+    """No constraint keeps the key of a row with labels from changing, which leaves them behind."""
+    assert links(app.Author, "story__labels__word") == {
+        ("app_story", "pk", "author"): ({"id"}, True),
+        ("app_label", "story__pk", "object_id"): ({"content_type", "word"}, True),
     }
 
 
