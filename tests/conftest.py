@@ -31,6 +31,12 @@ PUBLISHED = "2026-01-01T00:00:00Z"
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 TransactionTestCase._fixture_teardown = cleanup.fixture_teardown
+with suppress(ImportError):  # beside other packages
+    import hypothesis
+
+    # A busy machine takes longer now and then.
+    hypothesis.settings.register_profile("unhurried", deadline=None)
+    hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

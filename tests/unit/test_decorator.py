@@ -414,7 +414,7 @@ def test_a_model_may_be_related_to_itself():
     assert (link.model, link.path) == (model, "parent__pk")
     names = [one.name for on, one in pgtrigger.registered() if on is model]
     assert names == [one.name for one in model._meta.original_attrs["triggers"]]
-    assert len(names) == 6
+    assert len(names) == 7
 
 
 def test_a_trigger_on_another_table_is_in_the_migrations_of_the_specs_model():
