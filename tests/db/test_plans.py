@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 from pgembed_django import spaces
 from pgembed_django.admin import mixin
 from pgembed_django.declaration import specs
-from pgembed_django.models import Job, ScanCursor
+from pgembed_django.models import Job, Ripple, ScanCursor
 from pgembed_django.queue import jobs
 from pgembed_django.spaces import reconcile
 from tests.app.models import Article
@@ -89,6 +89,7 @@ def full_table(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     yield
     with django_db_blocker.unblock():
         call_command("flush", interactive=False, verbosity=0)
+        Ripple.objects.all().delete()  # of the related tables that it has truncated
         with connection.cursor() as cursor:
             cursor.execute("VACUUM ANALYZE")  # the figures of this table mislead no other test
 
