@@ -137,6 +137,12 @@ class _Walk:
         paths = "__".join(relations), "__".join(accessors)
         return Values(lookup, *paths, self.order, read, self.is_cast)
 
+    def inherit(self, name: str) -> None:
+        """Watch a column that may be in a parent's table."""
+        self.lookup = name
+        found = self.model._meta.get_field(name)
+        self._watch(self._to_owner(_Place(_concrete(self.model)), found), found)
+
     def _to_owner(self, place: _Place, found: Any) -> _Place:
         """Go up to the parent's table that a field is in."""
         owner, options = _concrete(found.model), place.model._meta
@@ -250,9 +256,7 @@ def resolve(
     walk = _Walk(model, text)
     values = tuple(walk.follow(lookup) for lookup in related)
     for name in (*fields, *conditions.names(when)):
-        walk.lookup = name
-        found = model._meta.get_field(name)
-        walk._watch(walk._to_owner(_Place(_concrete(model)), found), found)  # noqa: SLF001
+        walk.inherit(name)
     return Relations(values, tuple(walk.links.values()))
 
 

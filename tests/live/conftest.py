@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import connection
 
 from tests.conftest import wait_until
+from tests.live.project import Project, made_in
 from tests.played import Ollama, Reply, Seen, serving
 
 OLLAMA = "pgembed_django.providers.ollama.OllamaProvider"
@@ -85,3 +87,9 @@ def wait_for_log(worker: Any, text: str, *, times: int = 1) -> str:
     """Return what a worker has written, once a text is in it."""
     wait_until(lambda: worker.log.read_text().count(text) >= times)
     return worker.log.read_text()
+
+
+@pytest.fixture
+def project(tmp_path: Path, django_db_setup: None) -> Iterator[Project]:
+    with made_in(tmp_path) as project:
+        yield project

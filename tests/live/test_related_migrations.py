@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.test_migrations import Project, project  # noqa: F401 - a fixture
+from tests.live.project import Project
 
 pytestmark = pytest.mark.live
 
@@ -54,7 +54,7 @@ def item(*, related: str = RELATED, word: str = "word") -> str:
     return ITEM.format(related=related, word=word)
 
 
-def add_vendor(project: Project) -> Path:  # noqa: F811
+def add_vendor(project: Project) -> Path:
     folder = project.folder / "vendor"
     (folder / "migrations").mkdir(parents=True)
     for one in ("__init__.py", "migrations/__init__.py"):
@@ -66,7 +66,7 @@ def add_vendor(project: Project) -> Path:  # noqa: F811
     return folder
 
 
-def test_triggers_on_other_tables_are_in_the_own_app(project):  # noqa: F811
+def test_triggers_on_other_tables_are_in_the_own_app(project):
     written = project.migrated(item())
 
     assert "('auth', '0012_" in written
@@ -86,7 +86,7 @@ def test_triggers_on_other_tables_are_in_the_own_app(project):  # noqa: F811
     assert project.ask(FUNCTIONS) == [(0,)]
 
 
-def test_a_missing_one_is_found_by_the_check(project):  # noqa: F811
+def test_a_missing_one_is_found_by_the_check(project):
     project.migrated(item())
     project.ask(
         "DROP TRIGGER {} ON auth_user".format(
@@ -103,7 +103,7 @@ def test_a_missing_one_is_found_by_the_check(project):  # noqa: F811
     assert "1 trigger is missing" in project.manage("check", "--database", "default")
 
 
-def test_relations_are_added_and_taken_away(project):  # noqa: F811
+def test_relations_are_added_and_taken_away(project):
     project.migrated(item(related="[]"))
     assert project.ask(TRIGGERS) == []
 
@@ -118,7 +118,7 @@ def test_relations_are_added_and_taken_away(project):  # noqa: F811
     assert project.ask(FUNCTIONS) == [(0,)]
 
 
-def test_a_renamed_column_and_a_renamed_model_take_their_triggers_along(project):  # noqa: F811
+def test_a_renamed_column_and_a_renamed_model_take_their_triggers_along(project):
     project.migrated(item())
 
     project.migrated(item(related='["owner__username", "tags__name"]', word="name"), answers="y\n")
@@ -133,7 +133,7 @@ def test_a_renamed_column_and_a_renamed_model_take_their_triggers_along(project)
     assert project.ask(FUNCTIONS) == [(8,)]
 
 
-def test_a_migration_of_another_app_may_alter_a_watched_column(project):  # noqa: F811
+def test_a_migration_of_another_app_may_alter_a_watched_column(project):
     folder = add_vendor(project)
     written = project.migrated(VENDORED)
     assert "('vendor', '0001_initial')" in written
@@ -150,7 +150,7 @@ def test_a_migration_of_another_app_may_alter_a_watched_column(project):  # noqa
     assert project.ask("SELECT path, key FROM pgembed_ripple") == [("brand__pk", "1")]
 
 
-def test_a_migration_of_another_app_may_drop_a_watched_column(project):  # noqa: F811
+def test_a_migration_of_another_app_may_drop_a_watched_column(project):
     folder = add_vendor(project)
     project.migrated(VENDORED)
     project.write(VENDORED.replace('["brand__name"]', "[]"))
@@ -168,7 +168,7 @@ def test_a_migration_of_another_app_may_drop_a_watched_column(project):  # noqa:
     assert project.ask(FUNCTIONS) == [(0,)]
 
 
-def test_a_migration_of_another_app_may_rename_the_key_of_a_watched_table(project):  # noqa: F811
+def test_a_migration_of_another_app_may_rename_the_key_of_a_watched_table(project):
     folder = add_vendor(project)
     keyed = VENDOR.format(field="TextField()\n    code = models.TextField(primary_key=True)")
     (folder / "migrations/0001_initial.py").unlink()
@@ -189,7 +189,7 @@ def test_a_migration_of_another_app_may_rename_the_key_of_a_watched_table(projec
     assert project.ask("SELECT count(*) FROM pgembed_ripple") == [(2,)]
 
 
-def test_without_migrations_the_triggers_are_there_too(project):  # noqa: F811
+def test_without_migrations_the_triggers_are_there_too(project):
     settings = project.folder / "shop_settings.py"
     settings.write_text(
         settings.read_text()
