@@ -79,7 +79,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Be quiet."""
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        if len(body) < length:  # cut off between head and body, which is no request
+            self.close_connection = True
+            return
         payload = json.loads(body) if body else None
         headers = {name.lower(): value for name, value in self.headers.items()}
         seen = Seen(self.command, self.path, headers, payload, self.client_address)
