@@ -55,7 +55,8 @@ KEPT_PLANS = """
 """
 BY_KEPT_PLANS = f"SELECT {KEPT_PLANS}"
 GIVE_WAY_BY_KEPT_PLANS = f"{GIVE_WAY}, {KEPT_PLANS}"
-WITHOUT_FLUSH_BY_KEPT_PLANS = f"SELECT set_config('synchronous_commit', 'off', true), {KEPT_PLANS}"
+WITHOUT_FLUSH = "set_config('synchronous_commit', 'off', true)"
+WITHOUT_FLUSH_BY_KEPT_PLANS = f"SELECT {WITHOUT_FLUSH}, {KEPT_PLANS}"
 
 ONE_AT_A_TIME: list[Any] = []
 """Execute wrappers that are known never to turn one statement into two."""
@@ -203,13 +204,19 @@ def execute(using: str, statement: str, **parameters: Any) -> int:
 
 @contextmanager
 def giving_way(
-    using: str, *, wait: str = SHORTLY, pipelined: bool = False, keep_plans: bool = False
+    using: str,
+    *,
+    wait: str = SHORTLY,
+    pipelined: bool = False,
+    keep_plans: bool = False,
+    flush: bool = True,
 ) -> Iterator[None]:
     """Run a transaction that waits for a lock no longer than ``wait``, then raises ``Busy``.
 
     ``pipelined``: in psycopg's pipeline mode, where ``send`` does not wait for the answer. If a
     transaction is open already, or statements are wrapped, it is like any other.
-    ``keep_plans``: keep the plans of all statements in it, as ``by_kept_plan`` does.
+    ``keep_plans``: keep the plans of all statements in it, as ``by_kept_plan`` does. Without
+    ``flush``, such a commit does not wait for the disk.
     """
     try:
         with (
@@ -219,6 +226,8 @@ def giving_way(
         ):
             keeps = keep_plans and _keeps_plans(connections[using])
             send_prepared(using, GIVE_WAY_BY_KEPT_PLANS if keeps else GIVE_WAY, wait=wait)
+            if keeps and not flush:
+                send(using, f"SELECT {WITHOUT_FLUSH}")
             yield
     except OperationalError as error:
         if faults.sqlstate(error) in BUSY:

@@ -9,6 +9,8 @@ MAX_CHARACTERS = 160
 
 UNKNOWN = "unknown error"
 
+TRACEBACK = "\nTraceback (most recent call last):"
+
 # An apostrophe inside a word ("can't") does not begin a quotation.
 QUOTED = re.compile(
     r"""
@@ -34,9 +36,10 @@ QUOTES = re.compile(r"…(?:[\s,;]*…)+")
 def of(error: str) -> str:
     """Return an error's signature, which is the same for errors that differ only in details.
 
-    Numbers and ids become ``#``, and quotations ``…``, but an HTTP status stays. It is one
-    non-empty line of at most ``MAX_CHARACTERS``. Idempotent.
+    Numbers and ids become ``#``, and quotations ``…``, but an HTTP status stays. A traceback behind
+    the message is left out. It is one non-empty line of at most ``MAX_CHARACTERS``. Idempotent.
     """
+    error = error.partition(TRACEBACK)[0]
     found, before = _shortened(error), error
     while found != before:  # a removed number, or the cut at the end, may expose another quotation
         found, before = _shortened(found), found

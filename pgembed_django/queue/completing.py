@@ -238,11 +238,11 @@ class Completing:
                 using, wait=wait, pipelined=is_pipelined, keep_plans=is_pipelined
             ):
                 write = handler.writing(some)
-                held = jobs.hold([job.claim for job in some], using=using)
+                held = jobs.hold([job.claim for job in some], using=using, table=handler.table)
                 ours = [job for job in some if job.claim.id in held.ours]
                 items = {key: count for key, count in write(ours).items() if key in held.ours}
                 keep_seconds = self._held.settings.keep_succeeded_seconds
-                read_waited = jobs.complete(items, keep_seconds=keep_seconds, using=using)
+                read_waited = handler.complete(ours, items, keep_seconds=keep_seconds, using=using)
         except database.Busy:
             raise
         except Exception as error:

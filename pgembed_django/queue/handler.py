@@ -15,11 +15,14 @@ from django.db import InterfaceError
 from pgembed_django import conf
 from pgembed_django.core import faults
 from pgembed_django.core.faults import Fault
+from pgembed_django.queue import jobs
+from pgembed_django.queue.jobs import Table
 
 if TYPE_CHECKING:
     from pgembed_django.queue.completing import Completion
     from pgembed_django.queue.in_flight import HeldJob, InFlight
-    from pgembed_django.queue.jobs import Claim
+    from pgembed_django.queue.jobs import Claim, Lease
+    from pgembed_django.queue.lanes import Claiming
     from pgembed_django.queue.maintenance import Chore
 
 Write = Callable[[Sequence["HeldJob"]], Mapping[int, int]]
@@ -101,6 +104,9 @@ class Handler:
     """Whether ``writing`` runs its statements by ``core.database`` only, such as by ``send``.
     Otherwise results are written within ``transaction.atomic()``."""
 
+    table: Table = jobs.JOBS
+    """Where its jobs are."""
+
     held: InFlight
     """The jobs that were claimed for it and have not ended. Set by ``begin``."""
 
@@ -121,6 +127,12 @@ class Handler:
     def ready(self) -> Ready:
         """Return the specs whose jobs it can take now."""
         return Ready([*self.specs])
+
+    def claiming(self, setting: Setting, lease: Lease) -> Claiming:
+        """Return what claims its jobs."""
+        from pgembed_django.queue.lanes import LaneClaiming
+
+        return LaneClaiming(self, setting, lease)
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Take in jobs that were just claimed. Read what they are about in ``advance``."""
@@ -156,12 +168,30 @@ class Handler:
         """
         return lambda ours: {job.claim.id: 0 for job in ours}
 
+    def complete(
+        self, ours: Sequence[HeldJob], items: Mapping[int, int], *, keep_seconds: float, using: str
+    ) -> Callable[[], Mapping[int, float]]:
+        """End the jobs of ``items``, in the transaction that has written their results.
+
+        Returns what reads how many seconds each awaited job has waited for its result, by id.
+        """
+        return jobs.complete(dict(items), keep_seconds=keep_seconds, using=using)
+
+    def failing(self, claim: Claim) -> Callable[[], object] | None:
+        """Return what belongs to the final failure of a job, in the same transaction."""
+        return None
+
     def can_write(self, spec: str) -> bool:
         """Return whether results of a spec's jobs can be written at all, after one could not."""
         return True
 
     def completed(self, done: Completion) -> None:
         """Note that jobs were completed, before they are dropped."""
+
+    @property
+    def completing_itself(self) -> Collection[int]:
+        """The ids of jobs that its own threads complete: they may be gone without being lost."""
+        return ()
 
     def given_back(self, jobs: Sequence[HeldJob]) -> None:
         """Note that ``writing`` has left jobs out. They are released after this."""

@@ -61,6 +61,7 @@ class InFlight:
 
     def __init__(self, handler: Handler, *, using: str, settings: conf.Settings) -> None:
         self.using = using
+        self.table = handler.table
         self.settings = settings
         self.jobs: dict[int, HeldJob] = {}
         self.finished: dict[int, HeldJob] = {}
@@ -105,6 +106,12 @@ class InFlight:
             job.state, job.result = State.FINISHED, result
             self.finished[claim.id] = job
 
+    def completed_itself(self, claim: Claim) -> None:
+        """Forget a job that its handler has completed."""
+        if self.holds(claim):
+            self.completed += 1
+            self.drop([claim.id])
+
     def drop(self, job_ids: Iterable[int]) -> None:
         """Forget jobs that have ended or are lost."""
         dropped = [job_id for job_id in job_ids if self.jobs.pop(job_id, None)]
@@ -128,23 +135,57 @@ class InFlight:
         claims += [queued.claim for queued in self._endings]
         if claims:
             held = jobs.heartbeat(
-                claims, lease_seconds=self.settings.lease_seconds, using=self.using
+                claims,
+                lease_seconds=self.settings.lease_seconds,
+                using=self.using,
+                table=self.table,
             )
             if after_outage and held.lost:
                 lost = [claim for claim in claims if claim.id in held.lost]
-                jobs.absolve(lost, using=self.using)
+                jobs.absolve(lost, using=self.using, table=self.table)
             # A job that is gone may just have been completed.
             done = {key for key, job in self.jobs.items() if job.state is State.COMPLETING}
+            done.update(self._handler.completing_itself)
             self.lose(held.lost - done)
 
     def fail(self, claim: Claim, error: str) -> None:
         """Fail a job without another attempt."""
-        self._end(claim, jobs.fail, error=error)
+        self._end(claim, jobs.fail, error=error, also=self._handler.failing(claim))
 
-    def retry(self, claim: Claim, error: str) -> None:
-        """Spend an attempt of a job: it is retried after a backoff, or fails."""
-        delay, most = self._backoff_seconds(claim.attempts), self.settings.max_attempts
-        self._end(claim, jobs.retry, error=error, max_attempts=most, delay_seconds=delay)
+    def retry(
+        self,
+        claim: Claim,
+        error: str,
+        *,
+        max_attempts: int | None = None,
+        backoff_seconds: float | None = None,
+    ) -> None:
+        """Spend an attempt of a job: it is retried after a backoff, or fails.
+
+        Unless given, the limits are those of the settings.
+        """
+        self._end(
+            claim,
+            jobs.retry,
+            error=error,
+            max_attempts=max_attempts or self.settings.max_attempts,
+            delay_seconds=self._backoff_seconds(claim.attempts, first=backoff_seconds),
+            also=self._handler.failing(claim),
+        )
+
+    def crash(self, claim: Claim, error: str) -> None:
+        """Count a crash of a job: the process that ran it has died. It runs alone next."""
+        self._end(
+            claim,
+            jobs.reap_one,
+            error=error,
+            max_crashes=self.settings.max_crashes,
+            also=self._handler.failing(claim),
+        )
+
+    def end(self, claim: Claim, end: Callable[..., Ending]) -> None:
+        """Let the next round end a job in a way of its handler's own."""
+        self._end(claim, end)
 
     def put_off(self, claim: Claim, error: str) -> None:
         """Give a job back after an error that was not its fault.
@@ -176,9 +217,9 @@ class InFlight:
             is_culprit = (claim.spec, claim.source_pk) == (spec, source_pk)
             if is_culprit or claim.token > MAX_CLAIMS:
                 most = self.settings.max_crashes
-                jobs.reap_one(claim, error, max_crashes=most, using=self.using)
+                jobs.reap_one(claim, error, max_crashes=most, using=self.using, table=self.table)
             else:
-                jobs.release(claim, using=self.using)
+                jobs.release(claim, using=self.using, table=self.table)
 
     def end_jobs(self, *, seconds: float = 0.0) -> bool:
         """Run the endings, one job per transaction. A busy one is tried again next time.
@@ -235,8 +276,8 @@ class InFlight:
                 result=ending,
             )
 
-    def _backoff_seconds(self, times: int) -> float:
-        backoff = self.settings.backoff_seconds * 2.0**times
+    def _backoff_seconds(self, times: int, *, first: float | None = None) -> float:
+        backoff = (self.settings.backoff_seconds if first is None else first) * 2.0**times
         return min(backoff, MAX_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)
 
     def _end(
@@ -248,4 +289,6 @@ class InFlight:
         if error is not None:
             options["error"] = error = text.clean(error)
         self.drop([claim.id])
-        self._endings.append(_QueuedEnd(claim, partial(end, using=self.using, **options), error))
+        self._endings.append(
+            _QueuedEnd(claim, partial(end, using=self.using, table=self.table, **options), error)
+        )

@@ -26,6 +26,7 @@ from django.db.models.functions import Now
 from pgembed_django import __version__, events
 from pgembed_django.core import database, postgres
 from pgembed_django.core.text import clean, encodable
+from pgembed_django.core.threads import OurThread
 from pgembed_django.core.user_code import Call, progress_of
 from pgembed_django.models.operations import Worker as WorkerRow
 from pgembed_django.queue.handler import Hindrances
@@ -78,10 +79,10 @@ class WorkerRecord:
             WorkerRow.objects.using(self.using).bulk_create([self.row])
             self.update(works)
         completed = sum(work.completed for work in works)
-        rows, seconds = completed - self._logged, time.monotonic() - self._logged_at
-        if rows:
+        done, seconds = completed - self._logged, time.monotonic() - self._logged_at
+        if done:
             holds = sum(len(work.held.jobs) for work in works)
-            events.tell(events.WORKER_PROGRESS, rows=rows, seconds=seconds, holds=holds)
+            events.tell(events.WORKER_PROGRESS, jobs=done, seconds=seconds, holds=holds)
         self._logged, self._logged_at = completed, time.monotonic()
 
     def update(self, works: Sequence[Work]) -> bool:
@@ -298,7 +299,7 @@ class Watchdog:
         """Ask in another thread, one at a time for each question: the database may hang as well."""
         asking = self._asking.get(question.__name__)
         if asking is None or not asking.is_alive():
-            asking = threading.Thread(target=question, args=given, name="pgembed-asking")
+            asking = OurThread(target=question, args=given, name="pgembed-asking")
             asking.daemon = True
             try:
                 asking.start()

@@ -266,12 +266,16 @@ class Maintenance:
         if self._leases_ran_out_at_once():
             return 0
         recalled = 0
-        if self._was_put_back:
-            recalled = jobs.recall(
-                self._specs, lease_seconds=self.settings.lease_seconds, using=self.using
-            )
-            self._was_put_back = False
-        reaped = jobs.reap(max_crashes=self.settings.max_crashes, using=self.using, own=self._own)
+        lease_seconds, using = self.settings.lease_seconds, self.using
+        most = self.settings.max_crashes
+        reaped: list[tuple[jobs.Claim, Ending]] = []
+        for table in {handler.table for handler in self.handlers}:
+            if self._was_put_back:
+                recalled += jobs.recall(
+                    self._specs, lease_seconds=lease_seconds, using=using, table=table
+                )
+            reaped += jobs.reap(max_crashes=most, using=using, own=self._own, table=table)
+        self._was_put_back = False
         tally = rollups.Tally()
         for claim, ending in reaped:
             if ending in {Ending.BUSY, Ending.LOST}:

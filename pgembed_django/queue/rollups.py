@@ -1,4 +1,4 @@
-"""Keep sums per spec and minute, and read them for charts and rates.
+"""Keep sums per spec, or queue of tasks, and minute, and read them for charts and rates.
 
 Nothing else writes their table. Each worker counts in memory, and adds its counts every few
 seconds, in one statement. If it is killed, the counts since then are lost, which charts can
@@ -78,7 +78,7 @@ class Point:
     completed: int = 0
     failed: int = 0
     waits: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
-    """A histogram of how long writes waited for their vectors."""
+    """A histogram of how long writes waited for their vectors, or due tasks for their start."""
 
     def add(self, rows: Iterable[Rollup]) -> Point:
         """Add what workers have counted."""
@@ -95,9 +95,9 @@ class Point:
         return self.completed / self.seconds
 
     def quantile(self, share: float) -> float | None:
-        """Return roughly within how many seconds this share of the writes had their vectors.
+        """Return roughly how many seconds this share of those that waited has waited at most.
 
-        The error is at most a fifth. None: no write was completed.
+        The error is at most a fifth. None: none was completed.
         """
         wanted = share * sum(self.waits)
         below = 0
@@ -117,7 +117,7 @@ class Tally:
         self._sums: defaultdict[str, Point] = defaultdict(Point)
 
     def completed(self, spec: str, *, waited: float | None) -> None:
-        """Count a completed unit, and for a write, how long its vectors took."""
+        """Count a completed unit, and for one that somebody waits for, how long that took."""
         self._sums[spec].completed += 1
         if waited is not None:
             self._sums[spec].waits[bisect.bisect_left(BOUNDS, waited)] += 1
@@ -153,11 +153,11 @@ def forget(spec: str, *, using: str) -> None:
     Rollup.objects.using(using).filter(spec=spec).delete()
 
 
-def series(*, using: str, hours: int = 1, now: datetime) -> list[Point]:
+def series(*, using: str, hours: int = 1, now: datetime, of_tasks: bool = False) -> list[Point]:
     """Return the sums of each minute of one hour, or each quarter of an hour of several hours.
 
-    Oldest first, without gaps, over all specs, in one query. ``now`` is the database's time:
-    ``Overview.at``.
+    Oldest first, without gaps, over all specs, or over all queues of tasks, in one query. ``now``
+    is the database's time: ``Overview.at``.
     """
     seconds = (Rollup.Width.MINUTE if hours <= 1 else Rollup.Width.QUARTER).value
     end = datetime.fromtimestamp(now.timestamp() // seconds * seconds, UTC)
@@ -165,7 +165,9 @@ def series(*, using: str, hours: int = 1, now: datetime) -> list[Point]:
     # Compare timestamps: with USE_TZ off the rows' times are naive, and never equal an aware one.
     found = defaultdict(list)
     for row in _since(start, seconds, using=using):
-        found[row.starts_at.timestamp()].append(row)
+        # The key of a spec has a dot, the name of a queue has none.
+        if ("." not in row.spec) == of_tasks:
+            found[row.starts_at.timestamp()].append(row)
     times = [start + timedelta(seconds=seconds * n) for n in range(1, hours * 3600 // seconds + 1)]
     return [Point(at=at, seconds=seconds).add(found[at.timestamp()]) for at in times]
 

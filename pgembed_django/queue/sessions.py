@@ -6,6 +6,7 @@ No wait of theirs is endless: not for a lock, and not for a server that has vani
 from __future__ import annotations
 
 import socket
+import threading
 from typing import Any
 
 import psycopg
@@ -13,6 +14,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
+from pgembed_django.core.threads import OurThread
 from pgembed_django.queue.listener import MAY_BE_IDLE
 
 # A worker that freezes in the middle of a transaction would block writers until it wakes.
@@ -61,12 +63,19 @@ SILENCE = {
 def configure_sessions(using: str, *, is_direct: bool = False) -> None:
     """Set a worker's connections up as the queue requires, now and after each reconnect.
 
+    Those are the connections of the calling thread, and of ``OurThread``. What tasks run in other
+    threads has sessions as a web request has them.
+
     ``is_direct``: no pooler in transaction mode is in between, so that prepared statements and
     settings last as long as the connection.
     """
 
+    loop = threading.current_thread()
+
     def configure(connection: BaseDatabaseWrapper, **_: object) -> None:
-        if connection.alias != using:
+        thread = threading.current_thread()
+        is_ours = thread is loop or isinstance(thread, OurThread)
+        if connection.alias != using or not is_ours:
             return
         options = connection.settings_dict.get("OPTIONS", {})
         connection.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED

@@ -239,7 +239,7 @@ class Worker:
                 work.close()
             self.listener.close()
             self._maintenance.stop()
-        events.tell(events.WORKER_ENDED, worker=str(record), rows=self.completed)
+        events.tell(events.WORKER_ENDED, worker=str(record), jobs=self.completed)
 
     # One round
 

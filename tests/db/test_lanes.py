@@ -9,7 +9,7 @@ from pgembed_django.core import database
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
 from pgembed_django.queue.jobs import Claim, Lane
-from pgembed_django.queue.work import ANEW_SECONDS, LOWEST_LANE_EVERY
+from pgembed_django.queue.lanes import ANEW_SECONDS, LOWEST_LANE_EVERY
 from tests.app.models import Note
 from tests.db.conftest import LEASE_SECONDS
 
@@ -112,12 +112,12 @@ class TestWorker:
         with connect() as late:
             late.execute(INSERT_LATE)
             Note.objects.bulk_create(Note(body="on time") for _ in range(20))
-            assert bodies_of(worker.claim_up_to(2)) == ["on time"] * 2
+            assert bodies_of(worker.claiming.up_to(2)) == ["on time"] * 2
             late.commit()
 
-        went_on = bodies_of(worker.claim_up_to(2))
+        went_on = bodies_of(worker.claiming.up_to(2))
         clock.now += ANEW_SECONDS
-        began_anew = bodies_of(worker.claim_up_to(2))
+        began_anew = bodies_of(worker.claiming.up_to(2))
 
         assert went_on == ["on time"] * 2
         assert began_anew == ["late", "on time"]
@@ -128,7 +128,7 @@ class TestWorker:
         Job.objects.update(kind="backfill", priority=-2000)
         Note.objects.bulk_create(Note(body="saved") for _ in range(2 * LOWEST_LANE_EVERY))
 
-        claimed = [bodies_of(worker.claim_up_to(2)) for _ in range(LOWEST_LANE_EVERY)]
+        claimed = [bodies_of(worker.claiming.up_to(2)) for _ in range(LOWEST_LANE_EVERY)]
 
         assert claimed.count(["saved"] * 2) == LOWEST_LANE_EVERY - 1
         assert ["filled"] * 2 in claimed
@@ -137,10 +137,10 @@ class TestWorker:
         worker = make_worker()
         Note.objects.bulk_create(Note(body="filled") for _ in range(9))
         Job.objects.update(kind="backfill", priority=-2000)
-        assert len(worker.claim_up_to(2)) == 2
+        assert len(worker.claiming.up_to(2)) == 2
         Note.objects.create(body="saved")
 
-        assert bodies_of(worker.claim_up_to(2))[0] == "saved"
+        assert bodies_of(worker.claiming.up_to(2))[0] == "saved"
 
     def test_finds_lanes_that_no_code_of_now_makes(self, make_worker):
         worker = make_worker()
@@ -148,6 +148,6 @@ class TestWorker:
         Note.objects.create(body="odd")
         Job.objects.filter(source_pk=str(Note.objects.get(body="odd").pk)).update(priority=-7)
 
-        claimed = [bodies_of(worker.claim_up_to(2)) for _ in range(3)]
+        claimed = [bodies_of(worker.claiming.up_to(2)) for _ in range(3)]
 
         assert claimed == [["new", "new"], ["new", "new"], ["odd"]]

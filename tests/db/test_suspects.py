@@ -8,7 +8,7 @@ import pytest
 
 from pgembed_django.core import locks
 from pgembed_django.models import Job
-from pgembed_django.queue import jobs, work
+from pgembed_django.queue import jobs, lanes
 from pgembed_django.queue.work import Work
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding
 from tests.conftest import embedded_text
@@ -43,7 +43,7 @@ def held_by(worker: Work) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "SUSPECTS_EVERY", 1)
+    monkeypatch.setattr(lanes, "SUSPECTS_EVERY", 1)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_rows_that_a_worker_died_with_wait_for_no_other_worker(make_article):
 
 def test_two_workers_that_look_at_once_do_not_both_get_one(make_article, second_connection):
     suspect(make_article(), make_article(), **OUTAGE)
-    lock = {"name": "pgembed_suspect", "number": 0}
+    lock = {"name": "pgembed_job_suspect", "number": 0}
     second_connection.execute(locks.TRY_IN_TRANSACTION, lock)
 
     assert claim_suspect() == [], "another worker is choosing"

@@ -53,7 +53,7 @@ MUTANTS = [
         "I1",
         "newer-job-unseen",
         "queue/jobs/settling.py",
-        "if database.rows(using, SUPERSEDE_OURS, **fence):",
+        "if database.rows(using, table(SUPERSEDE_OURS), **fence):",
         "if False:",
         "db/test_i1_no_write_is_lost.py::test_what_ends_beside_a_newer_job_is_superseded_by_it",
     ),
@@ -355,7 +355,7 @@ MUTANTS = [
     Mutant(
         "I10",
         "lowest-lane-starves",
-        "queue/work.py",
+        "queue/lanes.py",
         "lowest_first = self._claims % LOWEST_LANE_EVERY == 0",
         "lowest_first = False",
         "db/test_reconciler.py::test_the_lowest_lane_gets_its_share_while_writes_never_stop",

@@ -8,6 +8,7 @@ from pgembed_django.queue.jobs.claims import (
     Lease,
     claim,
     claim_suspect,
+    claim_unit,
     is_suspect_due,
     next_due_seconds,
     recall,
@@ -21,7 +22,16 @@ from pgembed_django.queue.jobs.enqueueing import (
     free,
     nudge,
 )
-from pgembed_django.queue.jobs.leases import Claim, Held, absolve, heartbeat, hold, note_progress
+from pgembed_django.queue.jobs.leases import (
+    JOBS,
+    Claim,
+    Held,
+    Table,
+    absolve,
+    heartbeat,
+    hold,
+    note_progress,
+)
 from pgembed_django.queue.jobs.pruning import (
     fail_unknown,
     forget_dead_workers,
@@ -39,6 +49,7 @@ from pgembed_django.queue.jobs.settling import (
 from pgembed_django.queue.jobs.triage import (
     Paused,
     dismiss,
+    each,
     forget,
     pause,
     paused,
@@ -51,17 +62,21 @@ from pgembed_django.queue.jobs.triage import (
 
 __all__ = [
     "CHANNEL",
+    "JOBS",
     "NUDGE",
     "Claim",
     "Held",
     "Lane",
     "Lease",
     "Paused",
+    "Table",
     "absolve",
     "claim",
     "claim_suspect",
+    "claim_unit",
     "complete",
     "dismiss",
+    "each",
     "enqueue",
     "enqueue_again",
     "enqueue_related",

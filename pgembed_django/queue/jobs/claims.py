@@ -11,6 +11,7 @@ claimed alone: then a culprit is known, and harms no other job.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import starmap
 from typing import Any, NamedTuple
@@ -19,8 +20,8 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from pgembed_django.core import database, locks
-from pgembed_django.models.job import READY, RUNNING, Job
-from pgembed_django.queue.jobs.leases import COLUMNS, Claim, unlocked
+from pgembed_django.models.job import READY, RUNNING
+from pgembed_django.queue.jobs.leases import COLUMNS, JOBS, Claim, Table, unlocked
 
 # Finds lanes, and their heads, by jumping along the index from one priority to the next, from one
 # above all. ``id > 0`` asks for the index of lanes: see ``READY`` in ``models.job``.
@@ -109,8 +110,7 @@ TAKEN = """,
                   SELECT
                   FROM pgembed_job AS other
                   WHERE other.status = 'running'
-                    AND other.spec = job.spec
-                    AND other.source_pk = job.source_pk
+                    AND {beside}
                   -- Looked up for each: a join would read all running jobs.
                   OFFSET 0
               )
@@ -156,8 +156,7 @@ SUSPECT = """
               SELECT
               FROM pgembed_job AS other
               WHERE other.status = 'running'
-                AND other.spec = job.spec
-                AND other.source_pk = job.source_pk
+                AND {beside}
               OFFSET 0
           )
           -- A provider goes down for all workers: only one of them asks for such a text at a time.
@@ -183,6 +182,28 @@ SUSPECT = """
     LIMIT 1
 """
 CLAIM_SUSPECT = START + "WHERE id = (" + SUSPECT + ")" + STARTED
+
+UNIT = """
+    SELECT id
+    FROM pgembed_job AS candidate
+    WHERE status = 'pending'
+      AND spec = %(spec)s
+      AND source_pk = %(source_pk)s
+      AND run_at <= statement_timestamp()
+      -- Suspects are claimed alone, by workers.
+      AND crashes = 0
+      AND outages = 0
+      AND NOT EXISTS (
+          SELECT
+          FROM pgembed_job AS other
+          WHERE other.status = 'running'
+            AND other.spec = candidate.spec
+            AND other.source_pk = candidate.source_pk
+          OFFSET 0
+      )
+    FOR UPDATE SKIP LOCKED
+"""
+CLAIM_UNIT = START + "WHERE id = (" + UNIT + ")" + STARTED
 
 
 class Lease(NamedTuple):
@@ -217,7 +238,7 @@ def claim(
         }
     started = database.by_kept_plan(
         using,
-        CLAIM if lanes is None else CLAIM_ON,
+        JOBS(CLAIM if lanes is None else CLAIM_ON),
         # A crash of the server may undo the claim. Then the fence no longer matches.
         flush=False,
         worker=lease.worker_id,
@@ -230,19 +251,31 @@ def claim(
     return [*starmap(Claim, started)]
 
 
-def claim_suspect(specs: Sequence[str], *, lease: Lease, using: str) -> list[Claim]:
+def claim_suspect(
+    specs: Sequence[str], *, lease: Lease, using: str, table: Table = JOBS
+) -> list[Claim]:
     """Start one due suspect, if there is one. The worker must hold no other job meanwhile."""
     # A statement of its own takes the lock: the claim must see what its last holder committed.
-    with locks.transaction_lock("pgembed_suspect", using=using) as is_first:
+    with locks.transaction_lock(f"{table.name}_suspect", using=using) as is_first:
         if not is_first:
             return []
         given = {"specs": list(specs), "worker": lease.worker_id, "lease": lease.seconds}
-        return [*starmap(Claim, database.prepared(using, CLAIM_SUSPECT, **given))]
+        return [*starmap(Claim, database.prepared(using, table(CLAIM_SUSPECT), **given))]
 
 
-def is_suspect_due(specs: Sequence[str], *, using: str) -> bool:
+def claim_unit(spec: str, source_pk: str, *, lease: Lease, using: str) -> list[Claim]:
+    """Start the job of one unit, if it is due, no suspect, and locked by nobody."""
+    # The session is a project's own, and may be stricter than READ COMMITTED.
+    with suppress(database.Busy), database.giving_way(using, wait=database.BRIEFLY):
+        given = {"spec": spec, "source_pk": source_pk, "worker": lease.worker_id}
+        started = database.rows(using, CLAIM_UNIT, **given, lease=lease.seconds)
+        return [*starmap(Claim, started)]
+    return []
+
+
+def is_suspect_due(specs: Sequence[str], *, using: str, table: Table = JOBS) -> bool:
     """Return whether there is a suspect that ``claim_suspect`` would start."""
-    return bool(database.by_kept_plan(using, SUSPECT, flush=False, specs=list(specs)))
+    return bool(database.by_kept_plan(using, table(SUSPECT), flush=False, specs=list(specs)))
 
 
 def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:
@@ -251,7 +284,7 @@ def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:
     return None if seconds is None else float(seconds)
 
 
-def recall(specs: Sequence[str], *, lease_seconds: float, using: str) -> int:
+def recall(specs: Sequence[str], *, lease_seconds: float, using: str, table: Table = JOBS) -> int:
     """Let the jobs be due that were written before the server's clock was put back.
 
     Also ends the leases taken before that when they should. Returns how many are due. Jobs that are
@@ -259,7 +292,7 @@ def recall(specs: Sequence[str], *, lease_seconds: float, using: str) -> int:
     """
     lease_end = Now() + timedelta(seconds=lease_seconds)
     with transaction.atomic(using=using):
-        known = Job.objects.using(using).filter(spec__in=specs)
+        known = table.of(specs, using=using)
         written = known.filter(READY, run_at__gt=Now(), created_at__gt=Now())
         # A worker that lives renews these in time.
         taken = known.filter(RUNNING, started_at__gt=Now(), lease_expires_at__gt=lease_end)

@@ -1,18 +1,58 @@
-"""What a claim is, how a statement proves that it still holds its job, and how its lease is kept.
+"""Where jobs are, what a claim is, and how a statement proves that it still holds its job.
 
 Rows are locked with SKIP LOCKED: nothing here waits for anybody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import starmap
 from typing import Any, NamedTuple
 
 from django.db import transaction
 from django.db.models import QuerySet
 
-from pgembed_django.core import database
+from pgembed_django.core import database, signature
+from pgembed_django.models.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of jobs. Its conditions compare ``job`` with another row of the table."""
+
+    model: type[Any]
+    newer: str = "newer.spec = job.spec AND newer.source_pk = job.source_pk"
+    """What is true of the row that supersedes a job, if it is pending."""
+    beside: str = "other.spec = job.spec AND other.source_pk = job.source_pk"
+    """What is true of a row that must not run at the same time."""
+    has_units: bool = True
+    """Whether several rows may be about one unit, which has one open failure at most."""
+
+    @property
+    def name(self) -> str:
+        """The table's name in the database."""
+        return str(self.model._meta.db_table)
+
+    def of(self, specs: Sequence[str], *, using: str) -> QuerySet[Any]:
+        """Return the rows of some specs."""
+        column = {field.column: field.name for field in self.model._meta.fields}["spec"]
+        rows: QuerySet[Any] = self.model.objects.using(using)
+        return rows.filter(**{f"{column}__in": specs})
+
+    def signature(self, error: str) -> str:
+        """Return what errors of one kind share. Those of tasks go on with a traceback."""
+        return signature.of(error if self.has_units else error.partition("\n")[0])
+
+    @functools.cache  # noqa: B019 - there are two tables, for ever
+    def __call__(self, statement: str) -> str:
+        """Return a statement that was written for ``pgembed_job``, for this table."""
+        statement = statement.replace("{newer}", self.newer).replace("{beside}", self.beside)
+        return statement.replace("pgembed_job", self.name)
+
+
+JOBS = Table(Job)
 
 # In the order of the fields of ``Claim``.
 COLUMNS = """
@@ -63,9 +103,9 @@ class Held(NamedTuple):
     lost: frozenset[int]
 
 
-def claims(statement: str, *, using: str, **parameters: Any) -> list[Claim]:
+def claims(statement: str, *, using: str, table: Table = JOBS, **parameters: Any) -> list[Claim]:
     """Run a statement that returns the columns of a claim."""
-    statement = statement.replace("{columns}", COLUMNS.strip())
+    statement = table(statement.replace("{columns}", COLUMNS.strip()))
     return [*starmap(Claim, database.prepared(using, statement, **parameters))]
 
 
@@ -96,21 +136,30 @@ FENCED = """
     ) AS job
 """
 HOLD = FENCED.format(locked="FOR NO KEY UPDATE SKIP LOCKED")
+HOLD_WAITING = FENCED.format(locked="FOR NO KEY UPDATE")
 STILL_OURS = FENCED.format(locked="")
 
 
-def hold(held: Collection[Claim], *, using: str) -> Held:
-    """Lock the jobs that are still ours, without waiting, until the transaction ends."""
+def hold(held: Collection[Claim], *, using: str, table: Table = JOBS, waits: bool = False) -> Held:
+    """Lock the jobs that are still ours until the transaction ends.
+
+    ``waits``: also for others that have locked them. Only where nothing else is locked yet.
+    """
     fences = {
         "ids": database.array([claim.id for claim in held]),
         "tokens": database.array([claim.token for claim in held]),
         "started_at": database.array([claim.started_at for claim in held]),
     }
     every = frozenset({claim.id for claim in held})
-    ours = frozenset({row[0] for row in database.prepared(using, HOLD, **fences)})
+    ours = frozenset(
+        {
+            row[0]
+            for row in database.prepared(using, table(HOLD_WAITING if waits else HOLD), **fences)
+        }
+    )
     if ours == every:
         return Held(ours, frozenset(), frozenset())
-    still = frozenset(row[0] for row in database.rows(using, STILL_OURS, **fences))
+    still = frozenset(row[0] for row in database.rows(using, table(STILL_OURS), **fences))
     return Held(ours, still - ours, every - still - ours)
 
 
@@ -121,11 +170,13 @@ HEARTBEAT = """
 """
 
 
-def heartbeat(held: Collection[Claim], *, lease_seconds: float, using: str) -> Held:
+def heartbeat(
+    held: Collection[Claim], *, lease_seconds: float, using: str, table: Table = JOBS
+) -> Held:
     """Renew the leases. Jobs that an open writer has locked are left to the next heartbeat."""
     with transaction.atomic(using=using):
-        found = hold(held, using=using)
-        database.execute(using, HEARTBEAT, ids=list(found.ours), lease=lease_seconds)
+        found = hold(held, using=using, table=table)
+        database.execute(using, table(HEARTBEAT), ids=list(found.ours), lease=lease_seconds)
     return found
 
 
@@ -170,14 +221,14 @@ ABSOLVE = """
 """
 
 
-def absolve(lost: Collection[Claim], *, using: str) -> None:
+def absolve(lost: Collection[Claim], *, using: str, table: Table = JOBS) -> None:
     """Take back the crashes of jobs that were lost while the database was away.
 
     Their worker lives: it could not renew their leases. Only until they have ended.
     """
     database.execute(
         using,
-        ABSOLVE,
+        table(ABSOLVE),
         ids=[claim.id for claim in lost],
         started_at=database.array([claim.started_at for claim in lost]),
     )

@@ -10,7 +10,7 @@ back nor fail: the newer one will read the row anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.db import IntegrityError
@@ -21,7 +21,7 @@ from pgembed_django.core import database, postgres, signature, text
 from pgembed_django.models.attempt import Attempt
 from pgembed_django.models.job import UNSETTLED, Ending, Job
 from pgembed_django.queue.jobs.claims import Lease
-from pgembed_django.queue.jobs.leases import Claim, claims
+from pgembed_django.queue.jobs.leases import JOBS, Claim, Table, claims
 
 COMPLETE = """
     WITH settled AS (
@@ -112,8 +112,7 @@ SUPERSEDE = """
         CROSS JOIN LATERAL (
             SELECT id
             FROM pgembed_job AS newer
-            WHERE newer.spec = job.spec
-              AND newer.source_pk = job.source_pk
+            WHERE {newer}
               AND newer.status = 'pending'
             OFFSET 0
         ) AS newer
@@ -187,13 +186,20 @@ MAX_PARKING_SECONDS = 7 * 86400
 
 
 def retry(
-    claim: Claim, error: str, *, max_attempts: int, delay_seconds: float, using: str
+    claim: Claim,
+    error: str,
+    *,
+    max_attempts: int,
+    delay_seconds: float,
+    using: str,
+    table: Table = JOBS,
+    also: Callable[[], object] | None = None,
 ) -> Ending:
     """Spend an attempt. The job is due again after a backoff, or fails if it was the last one."""
     if claim.attempts + 1 >= max_attempts:
-        return fail(claim, error, using=using)
-    outcome = Attempt.Outcome.RETRIED
-    return _end(claim, error, using=using, outcome=outcome, attempts=1, delay=delay_seconds)
+        return fail(claim, error, using=using, table=table, also=also)
+    outcome, delay = Attempt.Outcome.RETRIED, delay_seconds
+    return _end(claim, error, using=using, outcome=outcome, attempts=1, delay=delay, table=table)
 
 
 def release(
@@ -203,17 +209,32 @@ def release(
     delay_seconds: float = 0,
     reason: str | None = None,
     outages: int = 0,
+    table: Table = JOBS,
 ) -> Ending:
     """Move the job back to pending without spending an attempt."""
     outcome = Attempt.Outcome.OUTAGE if outages else None
     return _end(
-        claim, reason or None, using=using, outcome=outcome, outages=outages, delay=delay_seconds
+        claim,
+        reason or None,
+        using=using,
+        outcome=outcome,
+        outages=outages,
+        delay=delay_seconds,
+        table=table,
     )
 
 
-def fail(claim: Claim, error: str, *, using: str) -> Ending:
+def fail(
+    claim: Claim,
+    error: str,
+    *,
+    using: str,
+    table: Table = JOBS,
+    also: Callable[[], object] | None = None,
+) -> Ending:
     """Turn the job into an open failure and park its unit, unless newer work supersedes it."""
-    return _end(claim, error, using=using, outcome=Attempt.Outcome.FAILED, attempts=1)
+    outcome = Attempt.Outcome.FAILED
+    return _end(claim, error, using=using, outcome=outcome, attempts=1, table=table, also=also)
 
 
 EXPIRED = """
@@ -234,7 +255,12 @@ EXPIRED = """
 
 
 def reap(
-    *, max_crashes: int, using: str, limit: int = 1000, own: Lease | None = None
+    *,
+    max_crashes: int,
+    using: str,
+    limit: int = 1000,
+    own: Lease | None = None,
+    table: Table = JOBS,
 ) -> list[tuple[Claim, Ending]]:
     """Take jobs with expired leases back, and count a crash of each. Returns how each ended.
 
@@ -244,12 +270,13 @@ def reap(
     expired = claims(
         EXPIRED,
         using=using,
+        table=table,
         limit=limit,
         own=own and own.worker_id,
         lease=own.seconds if own else 0,
     )
     return [
-        (one, reap_one(one, max_crashes=max_crashes, using=using, is_expired=True))
+        (one, reap_one(one, max_crashes=max_crashes, using=using, is_expired=True, table=table))
         for one in expired
     ]
 
@@ -261,6 +288,8 @@ def reap_one(
     max_crashes: int,
     using: str,
     is_expired: bool = False,
+    table: Table = JOBS,
+    also: Callable[[], object] | None = None,
 ) -> Ending:
     """Take one job from its worker, and count a crash. Returns how it ended."""
     is_last = claim.crashes + 1 >= max_crashes
@@ -273,12 +302,14 @@ def reap_one(
         # An open writer may have locked hundreds, and each costs a wait.
         wait=database.BRIEFLY,
         is_expired=is_expired,
+        table=table,
+        also=also,
     )
 
 
 def supersede_running(spec: str, source_pks: Sequence[str], *, using: str) -> None:
     """Take units from their workers. Each has a pending job, which the caller has locked."""
-    database.execute(using, SUPERSEDE_RUNNING, spec=spec, source_pks=list(source_pks))
+    database.execute(using, JOBS(SUPERSEDE_RUNNING), spec=spec, source_pks=list(source_pks))
 
 
 def _end(
@@ -293,8 +324,13 @@ def _end(
     delay: float = 0,
     wait: str = database.SHORTLY,
     is_expired: bool = False,
+    table: Table = JOBS,
+    also: Callable[[], object] | None = None,
 ) -> Ending:
-    """Move a running job back to pending, or let it fail. An ``outcome`` is noted as an attempt."""
+    """Move a running job back to pending, or let it fail. An ``outcome`` is noted as an attempt.
+
+    ``also``: what belongs to a failure, in the same transaction.
+    """
     is_failed = outcome is Attempt.Outcome.FAILED
     fence = {
         "id": claim.id,
@@ -316,15 +352,17 @@ def _end(
     for _ in range(2):
         try:
             with database.giving_way(using, wait=wait):
-                if database.rows(using, SUPERSEDE_OURS, **fence):
+                if database.rows(using, table(SUPERSEDE_OURS), **fence):
                     return Ending.SUPERSEDED
                 noted = {"outcome": outcome, "error": change["error"] or "", **fence}
-                if outcome and not database.execute(using, NOTE, **noted):
+                if outcome and not database.execute(using, table(NOTE), **noted):
                     return Ending.LOST
-                if is_failed:
+                if is_failed and table.has_units:
                     change |= _settle_older(claim, using=using)
-                if not database.execute(using, END, **change, **fence):
+                if not database.execute(using, table(END), **change, **fence):
                     return Ending.LOST
+                if is_failed and also is not None:
+                    also()
                 return Ending.FAILED if is_failed else Ending.REQUEUED
         except IntegrityError:
             continue  # a writer has just committed a pending job, or one of the unit has failed

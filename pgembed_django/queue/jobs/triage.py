@@ -18,7 +18,7 @@ from pgembed_django.models.attempt import Attempt
 from pgembed_django.models.job import OPEN_FAILURE, PENDING, UNSETTLED, Ending, Job, Ripple
 from pgembed_django.models.operations import Pause
 from pgembed_django.queue.jobs.enqueueing import DUE_NOW, nudge
-from pgembed_django.queue.jobs.leases import claims
+from pgembed_django.queue.jobs.leases import JOBS, Table, claims
 from pgembed_django.queue.jobs.settling import MAX_PARKING_SECONDS, reap_one
 
 # Replaces the failure by a pending job, or makes the unit's pending job due now. A gap's row was
@@ -72,28 +72,30 @@ def retry_failed(
         is_forward = waiting.update(run_at=Now(), attempts=0, crashes=0, outages=0)
         return "forward" if is_forward else "gone"
 
-    counts = _each(job_ids, retry, using=using)
+    counts = each(job_ids, retry, using=using)
     if wakes:
         nudge(using=using)
     return counts
 
 
-def dismiss(job_ids: Iterable[int], *, using: str) -> Counter[str]:
+def dismiss(job_ids: Iterable[int], *, using: str, table: Table = JOBS) -> Counter[str]:
     """Dismiss open failures. Returns how many were ``dismissed``, ``gone`` and ``busy``.
 
     Their units are parked for the longest time, or the reconciler would soon bring them back.
     """
 
     def dismiss_one(job_id: int) -> str:
-        failure = Job.objects.using(using).filter(OPEN_FAILURE, pk=job_id)
+        failure = table.model.objects.using(using).filter(OPEN_FAILURE, pk=job_id)
         parked_until = Now() + timedelta(seconds=MAX_PARKING_SECONDS)
         is_done = failure.update(status=Job.Status.DISMISSED, run_at=parked_until)
         return "dismissed" if is_done else "gone"
 
-    return _each(job_ids, dismiss_one, using=using)
+    return each(job_ids, dismiss_one, using=using)
 
 
-def reap_held(job_ids: Iterable[int], *, max_crashes: int, using: str) -> Counter[str]:
+def reap_held(
+    job_ids: Iterable[int], *, max_crashes: int, using: str, table: Table = JOBS
+) -> Counter[str]:
     """Take jobs from a worker that a person believes dead, and count a crash of each.
 
     If the worker is still alive, it has lost these jobs, and its results are discarded. Returns
@@ -101,18 +103,22 @@ def reap_held(job_ids: Iterable[int], *, max_crashes: int, using: str) -> Counte
     """
 
     def reap(job_id: int) -> str:
-        held = claims(HELD, using=using, id=job_id)
-        endings = (reap_one(claim, max_crashes=max_crashes, using=using) for claim in held)
+        held = claims(HELD, using=using, table=table, id=job_id)
+        endings = (
+            reap_one(claim, max_crashes=max_crashes, using=using, table=table) for claim in held
+        )
         ending = next(endings, Ending.LOST)
         return {Ending.REQUEUED: "released", Ending.LOST: "gone"}.get(ending, ending.value)
 
-    counts = _each(job_ids, reap, using=using)
+    counts = each(job_ids, reap, using=using)
     nudge(using=using)
     return counts
 
 
-def _each(job_ids: Iterable[int], act: Callable[[int], str], *, using: str) -> Counter[str]:
+def each(job_ids: Iterable[int], act: Callable[[int], str], *, using: str) -> Counter[str]:
     """Act on each job, in a transaction of its own, and count the results.
+
+    One that an open transaction has locked is ``busy``.
 
     A bulk delete settles failures in its own order: to wait for one of them while holding another
     could deadlock with it.
