@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pgembed_django.chunking import Chunker as Chunker
     from pgembed_django.declaration.decorator import embeddable as embeddable
+    from pgembed_django.embedding.now import aembed_now as aembed_now
+    from pgembed_django.embedding.now import embed_now as embed_now
     from pgembed_django.retrieval import Results as Results
     from pgembed_django.retrieval import SearchManager as SearchManager
     from pgembed_django.retrieval import SearchQuerySet as SearchQuerySet
@@ -28,8 +30,10 @@ __all__ = [
     "Results",
     "SearchManager",
     "SearchQuerySet",
+    "aembed_now",
     "asearch",
     "asimilar_to",
+    "embed_now",
     "embeddable",
     "enqueue",
     "search",
@@ -38,6 +42,8 @@ __all__ = [
 
 _HOMES = {
     "Chunker": "chunking",
+    "aembed_now": "embedding.now",
+    "embed_now": "embedding.now",
     "embeddable": "declaration.decorator",
     "enqueue": "spaces.reembedding",
     "Results": "retrieval",

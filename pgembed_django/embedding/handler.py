@@ -21,7 +21,7 @@ from pgembed_django.embedding import outcomes, writer
 from pgembed_django.embedding.embedder import Embedder
 from pgembed_django.embedding.planner import Planner
 from pgembed_django.embedding.pool import Pool
-from pgembed_django.embedding.units import Live, State, Stored, Unit, Units
+from pgembed_django.embedding.units import Live, State, Stored, Unit, Units, by_spec
 from pgembed_django.embedding.writer import Writer
 from pgembed_django.providers import NotInstalled
 from pgembed_django.queue.completing import Completion
@@ -29,6 +29,7 @@ from pgembed_django.queue.handler import Handler, Hindrances, Ready, Setting, Wr
 from pgembed_django.queue.in_flight import HeldJob
 from pgembed_django.queue.jobs import Claim
 from pgembed_django.queue.maintenance import Chore
+from pgembed_django.signals import embedded as embedded_signal
 from pgembed_django.spaces import repairs
 from pgembed_django.spaces.ripples import Expander
 from pgembed_django.spaces.upkeep import Upkeep
@@ -185,8 +186,9 @@ class EmbeddingHandler(Handler):
         return store.is_fit(self.worked_on[spec], using=self.using)
 
     def completed(self, done: Completion) -> None:
-        """Count and log stored units."""
+        """Count and log stored units, and tell the project's code of them."""
         stored = Stored([job.result for job in done.completed], done.waited)
+        kept = [unit for unit in stored.units if unit.state is not State.GONE]
         embedded = reused = 0
         for unit in stored.units:
             unit.state = State.STORED
@@ -202,6 +204,7 @@ class EmbeddingHandler(Handler):
             reused=reused,
             milliseconds=done.seconds * 1000,
         )
+        self._send_signal(kept)
 
     def given_back(self, jobs: Sequence[HeldJob]) -> None:
         """Read the live spaces again: one was opened after these units were planned."""
@@ -321,6 +324,13 @@ class EmbeddingHandler(Handler):
                 yield conf.lost_name(named, pool.provider.space_id), pool
             else:
                 yield named, pool
+
+    def _send_signal(self, stored: Iterable[Unit]) -> None:
+        if not embedded_signal.receivers:
+            return
+        for spec, units in by_spec(stored).items():
+            keys = [unit.claim.source_pk for unit in units]
+            embedded_signal.send_robust(spec.model, spec=spec.key, keys=keys, using=self.using)
 
     def _expand_ripples(self) -> bool:
         """Enqueue a page of the units whose related rows have changed. Return whether any moved."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NoReturn
 
 from pgembed_django.exceptions import InputRefused, ProviderError, ProviderUnavailable
@@ -11,15 +11,20 @@ from pgembed_django.providers.deterministic import DeterministicProvider
 
 
 class PlayedProvider(DeterministicProvider):
-    """Notes what it embedded. Refuses "poison", fails at "trouble", and may be down."""
+    """Notes what it embedded. Refuses "poison", fails at "trouble", and may be down.
+
+    ``meanwhile`` is called in the thread that asks, before it answers.
+    """
 
     embedded: ClassVar[list[str]] = []
     is_down: ClassVar[bool] = False
+    meanwhile: ClassVar[Callable[[], object] | None] = None
 
     @classmethod
     def reset(cls) -> None:
         cls.embedded = []
         cls.is_down = False
+        cls.meanwhile = None
 
     def embed_batch(self, texts: Sequence[str]) -> Vectors:
         if self.is_down:
@@ -29,6 +34,8 @@ class PlayedProvider(DeterministicProvider):
                 raise InputRefused("This text is poison.")
             if "trouble" in text:
                 raise ProviderError("This text is trouble.")
+        if type(self).meanwhile is not None:
+            type(self).meanwhile()
         self.embedded.extend(texts)
         return super().embed_batch(texts)
 
