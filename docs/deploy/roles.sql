@@ -38,21 +38,26 @@ GRANT SELECT ON pgembed_space TO mysite_web;
 -- Only for @embeddable(stale="hide"). Not the errors, which may quote answers of providers.
 GRANT SELECT (spec, source_pk, status, is_awaited, settled_at) ON pgembed_job TO mysite_web;
 
--- The admin pages read all our tables. Retry, Dismiss and Pause write to two of them; Re-embed
--- deletes staged vectors, and records the progress of a run over all rows.
+-- The admin pages read all our tables. Retry, Dismiss, Cancel and Pause write to three of them;
+-- Re-embed deletes staged vectors, and records the progress of a run over all rows.
 GRANT mysite_web TO mysite_staff;
 GRANT SELECT
     ON pgembed_attempt, pgembed_job, pgembed_scancursor, pgembed_pause, pgembed_quota, pgembed_ripple,
-       pgembed_rollup, pgembed_space, pgembed_staging, pgembed_worker
+       pgembed_rollup, pgembed_space, pgembed_staging, pgembed_task, pgembed_taskbatch,
+       pgembed_taskkey, pgembed_taskoutcome, pgembed_taskrate, pgembed_taskrecord, pgembed_worker
     TO mysite_staff;
 GRANT INSERT, UPDATE, DELETE ON pgembed_job, pgembed_pause TO mysite_staff;
 GRANT DELETE ON pgembed_staging TO mysite_staff;
 GRANT INSERT, UPDATE ON pgembed_scancursor TO mysite_staff;
+-- To retry and cancel tasks. Their keys are kept for longer, and their batches count on.
+GRANT UPDATE, DELETE ON pgembed_task TO mysite_staff;
+GRANT UPDATE ON pgembed_taskbatch, pgembed_taskkey TO mysite_staff;
 
 -- The worker's own tables.
 GRANT SELECT, INSERT, UPDATE, DELETE
     ON pgembed_attempt, pgembed_job, pgembed_scancursor, pgembed_pause, pgembed_quota, pgembed_ripple,
-       pgembed_rollup, pgembed_space, pgembed_staging, pgembed_worker
+       pgembed_rollup, pgembed_space, pgembed_staging, pgembed_task, pgembed_taskbatch,
+       pgembed_taskkey, pgembed_taskoutcome, pgembed_taskrate, pgembed_taskrecord, pgembed_worker
     TO mysite_worker;
 -- Restarted in the middle of a deploy, it checks whether a migration explains why a table is gone.
 GRANT SELECT ON django_migrations TO mysite_worker;

@@ -1,4 +1,4 @@
-"""Our tables. Only ``jobs``, ``quotas``, ``rollups``, ``spaces`` and ``store`` write to them.
+"""Our tables. Only ``jobs``, ``quotas``, ``rollups``, ``spaces``, ``store`` and ``tasks`` write.
 
 There are two exceptions: ``spaces`` writes scan cursors, and a worker writes its own row.
 """
@@ -8,6 +8,14 @@ from pgembed_django.models.attempt import Attempt
 from pgembed_django.models.job import Ending, Job, Ripple, Rollup
 from pgembed_django.models.operations import Pause, Quota, ScanCursor, Worker
 from pgembed_django.models.space import Space, StagedVector
+from pgembed_django.models.task import (
+    Task,
+    TaskBatch,
+    TaskKey,
+    TaskOutcome,
+    TaskRate,
+    TaskRecord,
+)
 
 __all__ = [
     "AbstractEmbedding",
@@ -21,5 +29,11 @@ __all__ = [
     "ScanCursor",
     "Space",
     "StagedVector",
+    "Task",
+    "TaskBatch",
+    "TaskKey",
+    "TaskOutcome",
+    "TaskRate",
+    "TaskRecord",
     "Worker",
 ]

@@ -45,6 +45,8 @@ class Ending(enum.StrEnum):
     """It is an open failure."""
     SUPERSEDED = enum.auto()
     """A newer job of its unit was pending, and goes on in its place."""
+    CANCELED = enum.auto()
+    """A person asked for its end, and it is gone."""
     LOST = enum.auto()
     """Not done: another worker holds it, it is gone, or its lease was renewed just before."""
     BUSY = enum.auto()

@@ -44,7 +44,7 @@ TYPES = r"""
         UNION ALL
         SELECT unnest('{oid, regclass, regprocedure, regtype, name, numeric, float8}'::regtype[])
     ) AS used(type)
-    WHERE type <> ALL ('{vector, tsvector, pgembed_job}'::regtype[])
+    WHERE type <> ALL ('{vector, tsvector, pgembed_job, pgembed_task}'::regtype[])
 """
 THERE = """
     SELECT proname || oidvectortypes(proargtypes)
@@ -52,7 +52,8 @@ THERE = """
     WHERE pronamespace = 'public'::regnamespace
 """
 LITERAL_OR_COMMENT = re.compile(r"--[^\n]*|'(?:[^']|'')*'")
-CALL = re.compile(r"(\w+)\(")
+# One of ours is called by its schema, with all arguments in its own types.
+CALL = re.compile(r"(?<!\.)\b(\w+)\(")
 OPERATOR = re.compile(r"[-+*/<>=~!|&]+")
 TRAP = """
     CREATE FUNCTION public.{name}({arguments}) RETURNS {returns} LANGUAGE plpgsql
@@ -71,6 +72,8 @@ WRITES = [
     "DELETE FROM app_page WHERE slug OPERATOR(pg_catalog.=) 'b'::text",
     "UPDATE app_article SET published_time = NULL",
     "TRUNCATE app_note",
+    """SELECT pgembed_enqueue_tasks_v1('a.b', '[{}, {"once": "k"}, {"coalesce_key": "k"}]')""",
+    "SELECT pgembed_record_partitions_v1()",
 ]
 STATES = [
     "status = 'running', worker_id = 1, lease_expires_at = now(), claims = 1",

@@ -21,12 +21,13 @@ from django.test.utils import override_settings
 
 from pgembed_django import enqueue, search, similar_to
 from pgembed_django.declaration import specs
-from pgembed_django.models import Job
+from pgembed_django.models import Job, Task
 from pgembed_django.ops import status
 from pgembed_django.ops.command import newer_migration
 from pgembed_django.queue import jobs
 from pgembed_django.spaces import indexes, reconcile, reembedding
 from pgembed_django.spaces.backfill import Backfill
+from pgembed_django.tasks import triage
 from pgembed_django.testing import assert_embedding_pending, assert_fresh
 from tests.app.models import Article, ArticleEmbedding, Category, Page, PageExtra
 from tests.conftest import testing_url
@@ -133,6 +134,16 @@ def rights(role: str, tables: set[str], *privileges: str) -> set[tuple[str, str]
             [list(tables), list(privileges), f"{PREFIX}_{role}"],
         )
         return set(cursor.fetchall())
+
+
+def enqueue_task(once: str | None = None) -> int:
+    with connections["web"].cursor() as cursor:
+        cursor.execute(
+            "SELECT pgembed_enqueue_task_v1('tests.app.tasks.note', %s, once => %s)",
+            ['{"args": ["from the web"]}', once],
+        )
+        [[task_id]] = cursor.fetchall()
+    return int(task_id)
 
 
 class TestWeb:
@@ -432,6 +443,14 @@ class TestStaff:
         [job] = Job.objects.using("staff").filter(status="failed", settled_at=None)
         assert jobs.dismiss([job.pk], using="staff")["dismissed"] == 1
 
+    def test_it_retries_and_cancels_tasks(self):
+        failed, canceled = enqueue_task(once="key"), enqueue_task()
+        rows = Task.objects.using("owner").filter(pk=failed)
+        rows.update(status="failed", last_error="no", finished_at=models.functions.Now())
+
+        assert triage.retry_failed([failed], using="staff")["retried"] == 1
+        assert triage.cancel([canceled], using="staff")["canceled"] == 1
+
     def test_it_writes_no_more_than_that(self):
         assert rights("staff", OURS, *WRITES) == {
             (table, privilege)
@@ -441,6 +460,10 @@ class TestStaff:
             ("pgembed_staging", "DELETE"),
             ("pgembed_scancursor", "INSERT"),
             ("pgembed_scancursor", "UPDATE"),
+            ("pgembed_task", "UPDATE"),
+            ("pgembed_task", "DELETE"),
+            ("pgembed_taskbatch", "UPDATE"),
+            ("pgembed_taskkey", "UPDATE"),
         }
 
 

@@ -24,7 +24,7 @@ WRITES_TO = r"""
         name,
         (
             SELECT (parse_ident(
-                substring(prosrc FROM '("(?:[^"]|"")+")\.pgembed_(?:job|ripple)')
+                substring(prosrc FROM '("(?:[^"]|"")+")\.pgembed_(?:job|ripple|task)')
             ))[1]
             FROM pg_proc
             WHERE pg_proc.oid = to_regprocedure(name)::oid
@@ -45,9 +45,21 @@ FUNCTIONS = {
     "pgembed_forget_v1": "text, text, integer, text",
     "pgembed_forget_all_v1": "text, text",
     "pgembed_ripple_v1": "text, text, text[]",
+    "pgembed_enqueue_task_v1": (
+        "text, jsonb, text, text, integer, timestamptz, text, interval, text, text, interval, "
+        "text, bigint, boolean"
+    ),
+    "pgembed_end_batch_v1": "bigint",
+    "pgembed_enqueue_batch_v1": "jsonb, jsonb",
+    "pgembed_task_ended_v1": "",
+    "pgembed_tasks_truncated_v1": "",
+    "pgembed_enqueue_tasks_v1": (
+        "text, jsonb, text, integer, timestamptz, interval, text, interval, bigint"
+    ),
+    "pgembed_record_partitions_v1": "",
 }
 
-PARTS = ("enqueue_end_v1", "nudge_v1", "embedding_table_v1")
+PARTS = ("enqueue_end_v1", "nudge_v1", "embedding_table_v1", "plain_call_v1")
 """SQL that several functions have in common. Like them, it is never changed once released."""
 
 
@@ -110,6 +122,7 @@ def install(apps: Any, schema_editor: Any, *, tables: str | None = None) -> None
         "tables": sql.Identifier(tables),
         "schema": sql.Literal(f"{schema}."),
         "job": sql.Literal(f"{schema}.pgembed_job"),
+        "task_ids": sql.Literal(f"{schema}.pgembed_task_id_seq"),
         "space": sql.Literal(f"{schema}.pgembed_space"),
     }
     parts = {name: sql.SQL(text(name).strip()).format(**names) for name in PARTS}
@@ -119,11 +132,11 @@ def install(apps: Any, schema_editor: Any, *, tables: str | None = None) -> None
 
 
 def uninstall(apps: Any, schema_editor: Any) -> None:
-    """Drop the functions."""
+    """Drop the functions, and the triggers on the table of tasks."""
     if not _is_postgres(schema_editor):
         return
     for name, arguments in FUNCTIONS.items():
-        statement = f"DROP FUNCTION IF EXISTS {qualified(name)}({arguments})"
+        statement = f"DROP FUNCTION IF EXISTS {qualified(name)}({arguments}) CASCADE"
         schema_editor.execute(statement, params=None)
 
 
