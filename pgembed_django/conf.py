@@ -74,6 +74,9 @@ class Settings:
     concurrency: int = 2
     """How many requests may be in flight at once, per provider."""
 
+    tasks_concurrency: int = 8
+    """How many tasks a worker runs at once, in threads."""
+
     claim_limit: int = 500
     """How many units one claim takes at most."""
 

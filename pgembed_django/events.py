@@ -93,11 +93,11 @@ WORKER_STARTED = _event("worker_started", INFO, "Worker %(worker)s works on %(sp
 WORKER_PROGRESS = _event(
     "worker_progress",
     INFO,
-    "Embedded %(rows)d rows in the last %(seconds).0f s, holds %(holds)d jobs",
+    "Completed %(jobs)d jobs in the last %(seconds).0f s, holds %(holds)d",
 )
 WORKER_STOPPING = _event("worker_stopping", INFO, "Stopping: finishing what is in flight")
 WORKER_RECYCLED = _event("worker_recycled", INFO, "Stopping, to be restarted: %(reason)s")
-WORKER_ENDED = _event("worker_ended", INFO, "Worker %(worker)s has ended after %(rows)d rows")
+WORKER_ENDED = _event("worker_ended", INFO, "Worker %(worker)s has ended after %(jobs)d jobs")
 WORKER_STUCK = _event(
     "worker_stuck",
     ERROR,
@@ -178,6 +178,7 @@ JOBS_COMPLETED = _event(
     DEBUG,
     "Stored %(embedded)d new chunks of %(count)d rows in %(milliseconds).0f ms, reused %(reused)d",
 )
+TASKS_COMPLETED = _event("tasks_completed", DEBUG, "Completed %(count)d tasks")
 JOB_RETRIED = _event(
     "job_retried",
     INFO,
@@ -206,6 +207,16 @@ GAPS_FOUND = _event(
     "Found %(count)d gaps of %(spec)s",
     means="The reconciler has queued rows with missing, stale or orphaned vectors.",
 )
+
+# Tasks
+
+TASK_FAILED_LATE = _event(
+    "task_failed_late", ERROR, "%(function)s %(job_id)d had completed, and then failed: %(error)s"
+)
+TASK_TIMED_OUT = _event(
+    "task_timed_out", WARNING, "%(function)s %(job_id)d did not end within %(seconds)g s"
+)
+CHILD_DIED = _event("child_died", ERROR, "The process %(pid)d, which ran tasks, died: %(error)s")
 
 # Providers
 

@@ -8,8 +8,10 @@ from collections.abc import Iterable
 
 __all__ = [
     "BatchTooLarge",
+    "Canceled",
     "InputRefused",
     "InputTooLong",
+    "LeaseLost",
     "ModelMissing",
     "PgembedError",
     "ProviderError",
@@ -87,6 +89,17 @@ class ModelMissing(ProviderMisconfigured):
 
 class MaintenanceDied(PgembedError):
     """A maintenance thread ended with an error. The worker stops too."""
+
+
+class LeaseLost(PgembedError):
+    """The task is another worker's now, or gone. What this run has made of it must not count."""
+
+
+class Canceled(BaseException):
+    """The run of a task is to end: its time is up, or a person has asked for it.
+
+    No ``Exception``, so that code which handles those does not go on with the task.
+    """
 
 
 def _seconds(given: object) -> float | None:

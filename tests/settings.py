@@ -31,6 +31,12 @@ INSTALLED_APPS = [
     "pgembed_django",
     "tests.app",
 ]
+TASKS = {
+    "default": {
+        "BACKEND": "pgembed_django.tasks.PostgresBackend",
+        "QUEUES": ["default", "llm"],
+    },
+}
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",

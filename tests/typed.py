@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, assert_type
 
 from django.contrib.auth.models import Group
@@ -18,6 +19,8 @@ from pgembed_django import (
     similar_to,
 )
 from pgembed_django.retrieval import Hit
+from pgembed_django.tasks import Task, cancel, enqueue_many, task
+from pgembed_django.tasks.running import Context
 
 
 def declarations() -> None:
@@ -59,3 +62,41 @@ def hits(results: Results[Group]) -> None:
     for hit in results.hits:
         assert_type(hit, Hit[Group])
         assert_type((hit.instance, hit.score, hit.passage), tuple[Group, float, str])
+
+
+@task
+def bare(number: int) -> str:
+    return str(number)
+
+
+@task(tenant="{tenant}", once="{request}", takes_context=True, keep_results=timedelta(days=1))
+def with_context(context: Context, tenant: str, request: int = 0) -> int:
+    with context.completing():
+        assert_type(context.key, str)
+    return request
+
+
+@task(coalesce="{account}", bump="latest", max_wait=60)
+async def asynchronous(account: int) -> None: ...
+
+
+def calls_of_tasks(declared: Task[[int], str]) -> None:
+    assert_type(bare.enqueue(3).return_value, str)
+    assert_type(bare.call(3), str)
+    assert_type(bare.using(priority=3).enqueue(number=3).return_value, str)
+    assert_type(with_context.enqueue("a", request=3).return_value, int)
+    assert_type(with_context.get_result("3").return_value, int)
+    assert_type(declared.enqueue(3).return_value, str)
+    assert_type(enqueue_many(bare, [{"number": 3}])[0].return_value, str)
+    assert_type(cancel("3"), str)
+    asynchronous.enqueue(3)
+    bare.enqueue("3")  # type: ignore[arg-type]
+    bare.enqueue()  # type: ignore[call-arg]
+    with_context.enqueue(tenant=3)  # type: ignore[arg-type]
+    task(onec="{number}")(bare.func)  # type: ignore[call-overload]
+    task(bump="later")(bare.func)  # type: ignore[call-overload]
+
+
+async def asynchronous_calls_of_tasks() -> None:
+    result = await bare.aenqueue(3)
+    assert_type(result.return_value, str)

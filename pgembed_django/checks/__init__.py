@@ -39,6 +39,9 @@ IDS = {
     "pgembed.E021": "A provider answers, but not as it should. Only looked at with --deploy.",
     "pgembed.E022": "The condition of an @embeddable fails, and each write would fail with it.",
     "pgembed.E023": "A relation that an @embeddable prefetches does not exist.",
+    "pgembed.E024": "TASKS names our backend, and pgembed_django is not in INSTALLED_APPS.",
+    "pgembed.E025": "The database that tasks are kept in is not PostgreSQL.",
+    "pgembed.E026": "QUEUES or OPTIONS of a backend in TASKS are unknown or unusable.",
     "pgembed.W001": "The job table is unlogged: a crash of the server empties it.",
     "pgembed.W002": "pgtrigger is told to keep triggers out of migrations.",
     "pgembed.W003": "Our tables are missing where an embeddable model has its own.",
@@ -55,6 +58,7 @@ IDS = {
     "pgembed.W014": "A field is embedded as it is stored, not as people read it.",
     "pgembed.W015": "A translated field is watched, and not the columns of its languages.",
     "pgembed.W016": "A text method may read columns of parents, which are not watched.",
+    "pgembed.W017": "Our tables are missing where tasks are kept.",
 }
 
 register(check_settings)

@@ -23,8 +23,9 @@ from django.db.migrations.executor import MigrationExecutor
 from pgembed_django import conf
 from pgembed_django.core import database, postgres
 from pgembed_django.declaration import specs
-from pgembed_django.models import Job
+from pgembed_django.models import Job, Task
 from pgembed_django.spaces import repairs
+from pgembed_django.tasks.backend import queues
 from pgembed_django.triggers import conditions, installed, sql
 
 OLDEST_POSTGRES = 15
@@ -130,6 +131,7 @@ def _database(alias: str) -> Iterator[CheckMessage]:
         _functions,
         _triggers,
         _text_search,
+        _tasks,
     )
     for check in checks:
         try:
@@ -294,6 +296,16 @@ def _tables(alias: str) -> Iterator[CheckMessage]:
             hint=f"manage.py migrate --database {alias} creates them, unless a router keeps the "
             "app pgembed out.",
             id="pgembed.W003",
+        )
+
+
+def _tasks(alias: str) -> Iterator[CheckMessage]:
+    is_missing = database.rows(alias, "SELECT to_regclass('pgembed_task')") == [(None,)]
+    if is_missing and router.db_for_write(Task) == alias and queues():
+        yield Warning(
+            f"Tasks are kept in the database {alias!r}, which does not have the tables for them.",
+            hint=f"manage.py migrate pgembed --database {alias} creates them.",
+            id="pgembed.W017",
         )
 
 

@@ -241,13 +241,18 @@ def has_secret(words: str) -> bool:
     return bool(_SECRETS.search(words))
 
 
+def without_secrets(words: str) -> str:
+    """Return the words without what looks like a key or a password."""
+    return _SECRETS.sub(lambda match: (match["name"] or "") + HIDDEN, words)
+
+
 def quote(words: str, *, secrets: Iterable[str] = (), texts: Iterable[str] = ()) -> str:
     """Return a server's message, made safe for errors, the log, the database and the admin."""
     words = clean(words[:READ])  # JSON may escape a lone surrogate, and a body may contain NUL
     for secret in secrets:
         if secret:
             words = words.replace(secret, HIDDEN)
-    words = _SECRETS.sub(lambda match: (match["name"] or "") + HIDDEN, words)
+    words = without_secrets(words)
     words = without_texts(words, texts)
     words = " ".join(words.split())
     return words if len(words) <= LIMIT else f"{words[:LIMIT]}…"

@@ -1,0 +1,124 @@
+"""Schedules: each task with ``every`` has one run that is yet to end.
+
+The next one is inserted in the transaction that ends a run, whether it has succeeded or failed for
+good. A chore adds what is missing. Times that nobody was there for are made up by one run.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cronsim import CronSim
+from django.utils import timezone
+from django.utils.module_loading import autodiscover_modules
+
+from pgembed_django.models import Task
+from pgembed_django.tasks import backend, declaration, enqueueing
+
+CRON_SPREAD_SECONDS = 10
+"""Runs by cron lines start so many seconds late at most, so that they do not all start at once."""
+
+UNFINISHED = ("pending", "running")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule, and its runs."""
+
+    task: declaration.Task[Any, Any]
+    next_run_at: datetime | None
+    """None while it runs, or until a worker has added it."""
+    is_running: bool
+    last_run_at: datetime | None
+    """When the last run began."""
+
+    @property
+    def function(self) -> str:
+        """The function's dotted path."""
+        return str(self.task.module_path)
+
+
+def next_run(task: declaration.Task[Any, Any], now: datetime) -> datetime:
+    """Return when a task is to run next. Cron lines are in the project's time zone.
+
+    Intervals are counted from an instant that depends on the task's path: those of one length
+    start apart from each other, and do not drift.
+    """
+    spread = zlib.crc32(task.module_path.encode())
+    if isinstance(task.every, timedelta):
+        seconds = task.every.total_seconds()
+        offset = spread % max(int(seconds), 1)
+        turns = math.floor((now.timestamp() - offset) / seconds) + 1
+        return datetime.fromtimestamp(offset + turns * seconds, UTC)
+    local = now.astimezone(timezone.get_default_timezone())
+    found: datetime = next(CronSim(str(task.every), local))
+    return found.astimezone(UTC) + timedelta(seconds=spread % CRON_SPREAD_SECONDS)
+
+
+def insert_next(task: Any, *, started_at: datetime | str | None = None, using: str) -> None:
+    """Insert a task's next run, unless there is one. ``started_at``: when the last one began."""
+    if getattr(task, "every", None) is None:
+        return
+    due = task.using(run_after=_stored(next_run(task, timezone.now())))
+    run = enqueueing.enqueue(due, enqueueing.Call([], {}), using=using, is_scheduled=True)
+    if run.task_id and started_at is not None:
+        Task.objects.using(using).filter(pk=run.task_id).update(started_at=started_at)
+
+
+def known() -> dict[str, declaration.Task[Any, Any]]:
+    """Return the tasks with ``every`` that the modules ``tasks`` of all apps declare, by path."""
+    autodiscover_modules("tasks")
+    return {
+        path: task
+        for path, task in declaration.scheduled.items()
+        if isinstance(task.get_backend(), backend.PostgresBackend)
+    }
+
+
+def restore(*, using: str) -> int:
+    """Add runs that are missing, and bring forward those of intervals that were shortened.
+
+    Returns how many.
+    """
+    tasks = known()
+    unfinished = Task.objects.using(using).filter(is_scheduled=True, status__in=UNFINISHED)
+    there = {one.function: one for one in unfinished.filter(function__in=tasks)}
+    changed = 0
+    for path, task in tasks.items():
+        if (run := there.get(path)) is None:
+            insert_next(task, using=using)
+            changed += 1
+        elif run.status == "pending" and not run.claims:
+            due = _stored(next_run(task, timezone.now()))
+            later = unfinished.filter(pk=run.pk, status="pending", run_at__gt=due)
+            changed += later.update(run_at=due)
+    return changed
+
+
+def of_all(*, using: str) -> list[Schedule]:
+    """Return all schedules of this project, by path."""
+    tasks = known()
+    rows = Task.objects.using(using).filter(is_scheduled=True, status__in=UNFINISHED)
+    there = {one.function: one for one in rows}
+    found = []
+    for path in sorted(tasks):
+        run = there.get(path)
+        is_running = run is not None and run.status == "running"
+        found.append(
+            Schedule(
+                tasks[path],
+                next_run_at=run.run_at if run and not is_running else None,
+                is_running=is_running,
+                last_run_at=run.started_at if run else None,
+            )
+        )
+    return found
+
+
+def _stored(moment: datetime) -> datetime:
+    """Return a moment as Django stores it: without a time zone if ``USE_TZ`` is False."""
+    return moment if timezone.is_aware(timezone.now()) else timezone.make_naive(moment)

@@ -1,0 +1,115 @@
+"""What a person does to tasks: retry, run now, cancel. Dismiss and release are those of the queue.
+
+A failed task goes back to pending in place, as its arguments stand nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from django.db.models.functions import Now
+
+from pgembed_django.core import database
+from pgembed_django.models import Task
+from pgembed_django.models.job import PENDING, RUNNING
+from pgembed_django.queue import jobs
+from pgembed_django.tasks.table import TASKS
+
+# A pending one of its key goes on in its place.
+SETTLE_SUPERSEDED = TASKS("""
+    UPDATE pgembed_job AS job
+    SET settled_at = statement_timestamp()
+    WHERE id = %(id)s
+      AND status IN ('failed', 'dismissed')
+      AND settled_at IS NULL
+      AND EXISTS (
+          SELECT
+          FROM pgembed_job AS newer
+          WHERE newer.status = 'pending'
+            AND {newer}
+      )
+""")
+
+# Its batch has counted it as failed, and its schedule has gone on: it is part of neither any more.
+# Its key is kept from now on until it ends again.
+RETRY = """
+    WITH again AS (
+        UPDATE pgembed_task
+        SET
+            status = 'pending',
+            attempts = 0,
+            crashes = 0,
+            outages = 0,
+            run_at = statement_timestamp(),
+            finished_at = NULL,
+            signature = '',
+            batch_id = NULL,
+            is_scheduled = false,
+            cancel_asked_at = NULL
+        WHERE id = %(id)s
+          AND status IN ('failed', 'dismissed')
+          AND settled_at IS NULL
+        RETURNING id, tenant, once
+    ),
+    kept AS (
+        UPDATE pgembed_taskkey AS kept
+        SET expires_at = NULL
+        FROM again
+        WHERE kept.tenant = again.tenant
+          AND kept.key = again.once
+          AND kept.task_id = again.id
+    )
+    SELECT id
+    FROM again
+"""
+
+
+def retry_failed(task_ids: Iterable[int], *, using: str, wakes: bool = True) -> Counter[str]:
+    """Run failed and dismissed tasks afresh.
+
+    Returns how many were ``retried``, ``superseded``, ``gone`` and ``busy``. Without ``wakes`` the
+    caller nudges the workers, once for several calls.
+    """
+
+    def retry(task_id: int) -> str:
+        if database.execute(using, SETTLE_SUPERSEDED, id=task_id):
+            return "superseded"
+        return "retried" if database.rows(using, RETRY, id=task_id) else "gone"
+
+    counts = jobs.each(task_ids, retry, using=using)
+    if wakes:
+        jobs.nudge(using=using)
+    return counts
+
+
+def run_now(task_ids: Iterable[int], *, using: str, wakes: bool = True) -> Counter[str]:
+    """Make tasks due that wait for their time or back off.
+
+    Returns how many were brought ``forward``, ``gone`` and ``busy``.
+    """
+
+    def bring_forward(task_id: int) -> str:
+        waiting = Task.objects.using(using).filter(PENDING, pk=task_id, run_at__gt=Now())
+        is_forward = waiting.update(run_at=Now(), attempts=0, crashes=0, outages=0)
+        return "forward" if is_forward else "gone"
+
+    counts = jobs.each(task_ids, bring_forward, using=using)
+    if wakes:
+        jobs.nudge(using=using)
+    return counts
+
+
+def cancel(task_ids: Iterable[int], *, using: str) -> Counter[str]:
+    """Cancel tasks: delete pending ones, and ask running ones to stop.
+
+    Returns how many were ``canceled``, ``asked``, ``gone`` and ``busy``.
+    """
+
+    def cancel_one(task_id: int) -> str:
+        task = Task.objects.using(using).filter(pk=task_id)
+        if database.delete(task.filter(PENDING)):
+            return "canceled"
+        return "asked" if task.filter(RUNNING).update(cancel_asked_at=Now()) else "gone"
+
+    return jobs.each(task_ids, cancel_one, using=using)

@@ -1,0 +1,165 @@
+"""Batches: what follows is enqueued once, with the last end."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from django.db import DataError, connection, connections, transaction
+from django.db.models.functions import Now
+
+from pgembed_django.models import Task, TaskBatch
+from pgembed_django.tasks import batch
+from pgembed_django.tasks.api import InvalidTask
+from pgembed_django.tasks.finishing import Ended, complete
+from pgembed_django.testing import run_tasks
+from tests.app import tasks
+from tests.app.models import Note
+from tests.conftest import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def notes(count: int) -> list[tuple[Any, Any, Any]]:
+    return [(tasks.note, [f"part {number}"], {}) for number in range(count)]
+
+
+LAST = (tasks.note, ["all of it"], {})
+
+
+def following() -> int:
+    return Task.objects.filter(arguments__args=["all of it"]).count()
+
+
+def test_what_follows_runs_after_all_have_ended():
+    made = batch(notes(3), then=LAST)
+    assert (made.progress().total, made.progress().ended) == (3, 0)
+    assert made.following() is None
+    assert run_tasks() == 4
+    assert Note.objects.filter(body="all of it").exists()
+    progress = made.progress()
+    assert (progress.ended, progress.failed) == (3, 0)
+    assert progress.ended_at is not None
+
+
+def test_a_failure_and_a_cancellation_are_ends():
+    made = batch(notes(3), then=LAST)
+    one, other, third = Task.objects.order_by("pk")
+    Task.objects.filter(pk=one.pk).update(status="failed", last_error="no", finished_at=Now())
+    Task.objects.filter(pk=other.pk).delete()
+    assert not following()
+    Task.objects.filter(pk=third.pk).delete()
+    assert following() == 1
+    assert (made.progress().ended, made.progress().failed) == (3, 1)
+
+
+def test_a_failure_that_is_retried_in_time_is_waited_for():
+    made = batch(notes(2), then=LAST)
+    one, other = Task.objects.order_by("pk")
+    Task.objects.filter(pk=one.pk).update(status="failed", last_error="no", finished_at=Now())
+    Task.objects.filter(pk=one.pk).update(status="pending", finished_at=None)
+    assert (made.progress().ended, made.progress().failed) == (0, 0)
+    Task.objects.filter(pk=other.pk).delete()
+    assert not following()
+    Task.objects.filter(pk=one.pk).delete()
+    assert following() == 1
+
+
+def test_a_failure_that_is_retried_later_does_not_count_again():
+    made = batch(notes(1), then=LAST)
+    one = Task.objects.get()
+    Task.objects.filter(pk=one.pk).update(status="failed", last_error="no", finished_at=Now())
+    Task.objects.filter(pk=one.pk).update(status="pending", finished_at=None)
+    Task.objects.filter(pk=one.pk).delete()
+    assert following() == 1
+    assert made.progress().ended == 1
+
+
+def test_an_empty_batch_is_followed_at_once():
+    made = batch([], then=LAST)
+    assert following() == 1
+    assert made.progress().ended_at is not None
+
+
+def test_a_rollback_takes_the_batch_along():
+    with transaction.atomic():
+        batch(notes(1), then=LAST)
+        transaction.set_rollback(True)
+    assert not Task.objects.exists()
+
+
+def test_two_workers_that_end_the_last_two_enqueue_what_follows_once():
+    batch(notes(2), then=LAST)
+    one, other = Task.objects.order_by("pk")
+
+    def end_other() -> None:
+        with transaction.atomic():
+            complete([Ended(other.pk)], using="default")()
+        connections.close_all()
+
+    with transaction.atomic():
+        complete([Ended(one.pk)], using="default")()
+        second = threading.Thread(target=end_other)
+        second.start()
+        wait_until(lambda: count("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+        assert not following()
+    second.join(10)
+    assert following() == 1
+
+
+def test_two_workers_that_end_tasks_of_the_same_batches_do_not_deadlock():
+    first, second = batch(notes(2)), batch(notes(2))
+    of_first = [*Task.objects.filter(batch_id=first.id).values_list("pk", flat=True)]
+    of_second = [*Task.objects.filter(batch_id=second.id).values_list("pk", flat=True)]
+    errors: list[Exception] = []
+
+    def end(ids: list[int]) -> None:
+        try:
+            with transaction.atomic():
+                complete([Ended(one) for one in ids], using="default")()
+        except Exception as error:  # noqa: BLE001 - compared below
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    # If each took the batches in the order of its tasks, the one that has the second batch would
+    # wait for the first, which the other gets before it.
+    orders = [[of_first[0], of_second[0]], [of_second[1], of_first[1]]]
+    threads = [threading.Thread(target=end, args=[ids]) for ids in orders]
+    with transaction.atomic():
+        TaskBatch.objects.select_for_update().get(pk=first.id)
+        for waiting, thread in enumerate(threads, start=1):
+            thread.start()
+            wait_until(
+                lambda waiting=waiting: (
+                    count("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted") == waiting
+                )
+            )
+    for thread in threads:
+        thread.join(30)
+    assert not errors
+    assert (first.progress().ended, second.progress().ended) == (2, 2)
+
+
+def test_tasks_with_keys_are_refused():
+    with pytest.raises(InvalidTask, match="once or coalesce"):
+        batch([(tasks.report, [1, "text"], {})])
+    with pytest.raises(InvalidTask, match="once or coalesce"):
+        batch([(tasks.remember, ["a", "1"], {})])
+
+
+def test_a_batch_from_sql():
+    given = [{"function": "tests.app.tasks.note", "arguments": {"args": ["a"]}}] * 2
+    last = {"function": "tests.app.tasks.note", "arguments": {"args": ["all of it"]}}
+    count("SELECT pgembed_enqueue_batch_v1(%s, %s)", json.dumps(given), json.dumps(last))
+    assert run_tasks() == 3
+    with pytest.raises(DataError, match="a task of a batch has no 'queue_name'"):
+        count("SELECT pgembed_enqueue_batch_v1(%s)", json.dumps([{"queue_name": "x"}]))
+
+
+def count(statement: str, *given: Any) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, given or None)
+        return int(cursor.fetchone()[0])
