@@ -6,6 +6,7 @@ It is loaded for every project in an environment, including those without Django
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -25,6 +26,14 @@ def pgembed_run_jobs(pgembed_provider: None) -> Callable[..., int]:
     from pgembed_django.testing import run_jobs
 
     return run_jobs
+
+
+@pytest.fixture
+def pgembed_run_tasks(db: None) -> Callable[..., int]:
+    """Return ``run_tasks``, which raises the errors of tasks. Uses pytest-django's ``db``."""
+    from pgembed_django.testing import run_tasks
+
+    return partial(run_tasks, raises=True)
 
 
 @pytest.fixture

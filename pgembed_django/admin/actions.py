@@ -1,4 +1,4 @@
-"""What a person does to jobs: one transaction per job, for two seconds, then what is left.
+"""What a person does to jobs and tasks: one transaction for each, for two seconds, then the rest.
 
 A request works for ``MAX_SECONDS``. The page that follows says what was done and how many are
 left, with a button for the rest. The server keeps no state.
@@ -30,7 +30,7 @@ from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from pgembed_django import conf
 from pgembed_django.declaration import specs
-from pgembed_django.models import Job
+from pgembed_django.models import Job, Task
 from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED, shown_database
 from pgembed_django.queue import jobs
 from pgembed_django.spaces import backfill, reconcile, reembedding
@@ -38,7 +38,7 @@ from pgembed_django.spaces import backfill, reconcile, reembedding
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
 
-    from pgembed_django.admin.jobs import JobAdmin
+    from pgembed_django.admin.triage import TriageAdmin
 
 MAX_SECONDS = 2.0
 """How long one request works."""
@@ -52,14 +52,18 @@ MAX_COUNT = 100_000
 ROWS_AT_ONCE = 100
 """After how many source rows the time is checked."""
 
+Row = Job | Task
+
 Counts = Mapping[str, int]
-"""How many jobs had which result, by the keys of ``RESULTS``."""
+"""How many jobs or tasks had which result, by the keys of ``RESULTS``."""
 
 RESULTS: dict[str, _StrPromise] = {
     "retried": ngettext_lazy("%d job retried", "%d jobs retried"),
     "dismissed": ngettext_lazy("%d job dismissed", "%d jobs dismissed"),
     "reembedded": gettext_lazy("%d queued to be embedded again"),
     "released": ngettext_lazy("%d job released", "%d jobs released"),
+    "canceled": ngettext_lazy("%d job canceled", "%d jobs canceled"),
+    "asked": gettext_lazy("%d running asked to stop"),
     "forward": gettext_lazy("%d made due now"),
     "failed": ngettext_lazy("%d job failed with it", "%d jobs failed with it"),
     "superseded": gettext_lazy("%d superseded by newer work"),
@@ -68,44 +72,55 @@ RESULTS: dict[str, _StrPromise] = {
     "unchecked": gettext_lazy("%d not checked yet"),
     "unchanged": gettext_lazy("%d left unchanged"),
 }
+OF_TASKS: dict[str, _StrPromise] = {
+    "retried": ngettext_lazy("%d task retried", "%d tasks retried"),
+    "dismissed": ngettext_lazy("%d task dismissed", "%d tasks dismissed"),
+    "released": ngettext_lazy("%d task released", "%d tasks released"),
+    "canceled": ngettext_lazy("%d task canceled", "%d tasks canceled"),
+    "failed": ngettext_lazy("%d task failed with it", "%d tasks failed with it"),
+}
 NOTHING_DONE = {"gone", "busy", "unchecked", "unchanged"}
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing to do to a job. ``run`` takes a job and an alias, and returns the result.
+    """One thing to do to a job or task. ``run`` takes it and an alias, and returns the result.
 
-    ``condition`` selects the jobs that it applies to.
+    ``condition`` selects those that it applies to.
     """
 
     permission: str
     title: _StrPromise
     explained: _StrPromise
     condition: Q
-    run: Callable[[Job, str], str]
+    run: Callable[[Any, str], str]
+    of: type[Row] = Job
+    is_nudging: bool = False
+    """Whether workers are to be woken afterwards."""
 
     def is_allowed(self, request: HttpRequest) -> bool:
         """Return whether the viewer may do this."""
-        return request.user.has_perm(f"pgembed.{self.permission}_job")
+        return request.user.has_perm(f"pgembed.{self.permission}_{self.of._meta.model_name}")
 
 
 def _retry(job: Job, using: str) -> str:
     priorities = specs.priorities()
-    return _result(jobs.retry_failed([job.pk], using=using, priorities=priorities, wakes=False))
+    return result(jobs.retry_failed([job.pk], using=using, priorities=priorities, wakes=False))
 
 
 def _dismiss(job: Job, using: str) -> str:
-    return _result(jobs.dismiss([job.pk], using=using))
+    return result(jobs.dismiss([job.pk], using=using))
 
 
 def _release(job: Job, using: str) -> str:
     max_crashes = conf.current().max_crashes
-    return _result(jobs.reap_held([job.pk], max_crashes=max_crashes, using=using))
+    return result(jobs.reap_held([job.pk], max_crashes=max_crashes, using=using))
 
 
-def _result(counts: Counter[str]) -> str:
-    [result] = counts
-    return result
+def result(counts: Counter[str]) -> str:
+    """Return the result of a verb that was given one id."""
+    [only] = counts
+    return only
 
 
 def _reembed(job: Job, using: str) -> str:
@@ -130,6 +145,7 @@ ACTIONS = {
         ),
         condition=UNSETTLED | (PENDING & Q(run_at__gt=Now())),
         run=_retry,
+        is_nudging=True,
     ),
     "dismiss": Action(
         permission="dismiss",
@@ -166,31 +182,32 @@ ACTIONS = {
 
 def work_through(
     action: Action,
-    found: Sequence[Job],
+    found: Sequence[Any],
     *,
     using: str,
     clock: Callable[[], float] = time.monotonic,
-) -> tuple[Counter[str], Sequence[Job]]:
+) -> tuple[Counter[str], Sequence[Any]]:
     """Act on one job after the other for ``MAX_SECONDS``. Return the counts, and the jobs left.
 
     One transaction per job: a statement over many would lock rows in another order than writers.
     """
     ends_at = clock() + MAX_SECONDS
     counts: Counter[str] = Counter()
-    left: Sequence[Job] = ()
+    left: Sequence[Any] = ()
     for done, job in enumerate(found):
         if done and clock() >= ends_at:
             left = found[done:]
             break
         counts[action.run(job, using)] += 1
-    if action.run is _retry:
+    if action.is_nudging:
         jobs.nudge(using=using)
     return counts, left
 
 
-def summary(counts: Counts) -> str:
+def summary(counts: Counts, *, of: type[Row] = Job) -> str:
     """Return the results in words, without those that are zero."""
-    said = [str(text % counts[name]) for name, text in RESULTS.items() if counts.get(name)]
+    results = RESULTS | OF_TASKS if of is Task else RESULTS
+    said = [str(text % counts[name]) for name, text in results.items() if counts.get(name)]
     return f"{', '.join(said) or _('nothing to do')}."
 
 
@@ -200,7 +217,9 @@ def level(counts: Counts) -> int:
     return messages.SUCCESS if is_done else messages.WARNING
 
 
-def log(request: HttpRequest, message: str, *, about: Sequence[Job] | str) -> None:
+def log(
+    request: HttpRequest, message: str, *, about: Sequence[Row] | str, of: type[Row] = Job
+) -> None:
     """Write to the admin's log: an entry per job, or a single entry if ``about`` is a name."""
     named: list[tuple[str | None, str]]
     named = (
@@ -209,7 +228,7 @@ def log(request: HttpRequest, message: str, *, about: Sequence[Job] | str) -> No
     LogEntry.objects.bulk_create(
         LogEntry(
             user_id=request.user.pk or 0,
-            content_type=ContentType.objects.get_for_model(Job),
+            content_type=ContentType.objects.get_for_model(of),
             object_id=object_id,
             object_repr=name[:200],
             action_flag=CHANGE,
@@ -219,27 +238,29 @@ def log(request: HttpRequest, message: str, *, about: Sequence[Job] | str) -> No
     )
 
 
-def for_list(name: str) -> Any:
-    """Return the action of the job list: for the selected jobs, or for all that match."""
-    action = ACTIONS[name]
+def for_list(name: str, action: Action) -> Any:
+    """Return the action of a list: for the selected jobs or tasks, or for all that match."""
 
-    def act(model_admin: JobAdmin, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse:
+    def act(
+        model_admin: TriageAdmin[Any], request: HttpRequest, queryset: QuerySet[Any]
+    ) -> HttpResponse:
         return _act(model_admin, request, queryset, name)
 
     act.__name__ = name
-    described = format_lazy(gettext_lazy("{} selected jobs"), action.title)
+    selected = gettext_lazy("{} selected {}")
+    described = format_lazy(selected, action.title, action.of._meta.verbose_name_plural)
     return admin.action(act, permissions=[action.permission], description=described)
 
 
 def _act(
-    model_admin: JobAdmin, request: HttpRequest, queryset: QuerySet[Job], name: str
+    model_admin: TriageAdmin[Any], request: HttpRequest, queryset: QuerySet[Any], name: str
 ) -> HttpResponse:
     """Act on the selected jobs, or after a question on all that match.
 
     For all that match, the form holds ``end``, the newest job when the question was asked, so that
     later ones are left out, and ``after``, the last job that was acted on.
     """
-    action, using = ACTIONS[name], queryset.db
+    action, using, of = model_admin.verbs[name], queryset.db, model_admin.model
     query = request.GET.copy()
     query.pop(PAGE_VAR, None)  # there may be fewer pages afterwards
     here = f"{request.path}?{query.urlencode()}"
@@ -254,13 +275,14 @@ def _act(
         counts["gone"] += len(chosen) - listed
         counts["unchanged"] += listed - len(acted_on)
         form += [(ACTION_CHECKBOX_NAME, job.pk) for job in rest]
-        left, about, back = len(rest), _("Selected jobs"), here
+        about = _("Selected %s") % model_admin.opts.verbose_name_plural
+        left, back = len(rest), here
     else:
         try:
             after, end = int(request.POST.get("after", 0)), int(request.POST.get("end", 0))
         except ValueError as error:
             raise BadRequest from error
-        newest = Job.objects.using(using).order_by("-pk").values_list("pk", flat=True).first()
+        newest = of.objects.using(using).order_by("-pk").values_list("pk", flat=True).first()
         counts, rest, acted_on = None, (), []
         if "end" in request.POST:
             acted_on = list(found.filter(pk__gt=after, pk__lte=end)[:MAX_JOBS])
@@ -275,18 +297,21 @@ def _act(
         ]
         left = _count(found.filter(pk__gt=after, pk__lte=end))
         values = ", ".join(Truncator(str(value)).chars(80) for value in query.dict().values())
-        about = _("All that match: %s") % values if values else _("All jobs")
+        every = _("All %s") % model_admin.opts.verbose_name_plural
+        about = _("All that match: %s") % values if values else every
         back = _url(model_admin, "failures") if "signature" in query else here
     if counts is not None:
         done = acted_on[: len(acted_on) - len(rest)]
-        log(request, summary(counts), about=done)
+        log(request, summary(counts, of=of), about=done, of=of)
     return _answer(
         model_admin,
         request,
         action,
         counts=counts,
         left=left,
-        noun=ngettext("%s job", "%s jobs", left),
+        noun=ngettext("%s task", "%s tasks", left)
+        if of is Task
+        else ngettext("%s job", "%s jobs", left),
         about=about,
         url=here,
         form=form,
@@ -294,7 +319,7 @@ def _act(
     )
 
 
-def reembed_rows(model_admin: JobAdmin, request: HttpRequest) -> HttpResponse:
+def reembed_rows(model_admin: TriageAdmin[Any], request: HttpRequest) -> HttpResponse:
     """Re-embed all rows of a spec. This is the backfill that ``embed_backfill --force`` runs.
 
     It resumes where it stopped. Once ``end`` is no longer the end of the last run, the present one
@@ -352,7 +377,7 @@ def _count(found: QuerySet[Any, Any]) -> int:
 
 
 def _answer(
-    model_admin: JobAdmin,
+    model_admin: TriageAdmin[Any],
     request: HttpRequest,
     action: Action,
     *,
@@ -363,7 +388,7 @@ def _answer(
     **context: object,
 ) -> HttpResponse:
     """Ask (no ``counts`` yet), offer to do the rest, or go ``back`` with a message."""
-    said = "" if counts is None else summary(counts)
+    said = "" if counts is None else summary(counts, of=action.of)
     if counts is not None and not left:
         model_admin.message_user(request, said, level(counts))
         return HttpResponseRedirect(back)
@@ -381,5 +406,6 @@ def _answer(
     return TemplateResponse(request, "admin/pgembed/action.html", context)
 
 
-def _url(model_admin: JobAdmin, name: str) -> str:
-    return reverse(f"{model_admin.admin_site.name}:pgembed_job_{name}")
+def _url(model_admin: TriageAdmin[Any], name: str) -> str:
+    of = model_admin.opts.model_name
+    return reverse(f"{model_admin.admin_site.name}:pgembed_{of}_{name}")

@@ -17,7 +17,7 @@ from django.http import (
     HttpResponseRedirect,
 )
 from django.template.response import TemplateResponse
-from django.urls import reverse
+from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 
 from pgembed_django import conf, providers
@@ -26,16 +26,18 @@ from pgembed_django.core.moments import seconds_between
 from pgembed_django.core.threads import Threads
 from pgembed_django.declaration import specs
 from pgembed_django.exceptions import ProviderError
-from pgembed_django.models import Pause
+from pgembed_django.models import Pause, Task
 from pgembed_django.models.job import shown_database
 from pgembed_django.ops import status
 from pgembed_django.ops.formatting import duration as in_words
-from pgembed_django.ops.status import Point, SpecStatus
+from pgembed_django.ops.status import SEVERITY, Point, QueueStatus, SpecStatus
 from pgembed_django.providers import Probe
 from pgembed_django.queue import jobs
+from pgembed_django.tasks import backend
+from pgembed_django.tasks.table import TASKS
 
 if TYPE_CHECKING:
-    from pgembed_django.admin.jobs import JobAdmin
+    from pgembed_django.admin.triage import TriageAdmin
 
 MAX_KIND_COUNT = 5000
 """Counts of a kind of failure stop here, as "5,000+". The confirmation page counts further."""
@@ -45,22 +47,35 @@ PROBE_SECONDS = 5.0
 
 
 def of(request: HttpRequest) -> dict[str, Any] | None:
-    """Return the template's context, or None if the viewer may not view jobs."""
-    if not request.user.has_perm("pgembed.view_job"):
+    """Return the template's context, or None if the viewer may view neither jobs nor tasks."""
+    sees_jobs = request.user.has_perm("pgembed.view_job")
+    sees_tasks = request.user.has_perm("pgembed.view_task") and _has_tasks(request)
+    if not (sees_jobs or sees_tasks):
         return None
     using = shown_database()
-    seen = status.overview(using=using)
+    seen = status.overview(
+        using=using, specs=None if sees_jobs else [], queues=None if sees_tasks else []
+    )
     hours = 24 if request.GET.get("hours") == "24" else 1
     here = specs.on(using)
     failures = [*(spec.open_failures for spec in seen.specs), *seen.unknown.values()]
+    charts = []
+    if seen.specs or not seen.queues:
+        charts += _charts(status.series(using=using, hours=hours, now=seen.at), hours)
+    if seen.queues:
+        points = status.series(using=using, hours=hours, now=seen.at, of_tasks=True)
+        charts += _charts(points, hours, of_tasks=True)
     return {
         "at": seen.at,
+        "sees_jobs": sees_jobs,
+        "sees_tasks": sees_tasks,
         # The worst comes first.
         "specs": [
             (spec, [space for space in (spec.active, spec.building) if space])
             for spec in sorted(seen.specs, key=_urgency)
         ],
-        "unknown": seen.unknown.items(),
+        "queues": sorted(seen.queues, key=_urgency),
+        "unknown": seen.unknown.items() if sees_jobs else (),
         "elsewhere": [
             (router.db_for_write(spec.model), spec.key) for spec in specs.all() if spec not in here
         ],
@@ -70,14 +85,25 @@ def of(request: HttpRequest) -> dict[str, Any] | None:
             for one in seen.providers
         ],
         "hours": hours,
-        "charts": _charts(status.series(using=using, hours=hours, now=seen.at), hours),
+        "charts": charts,
         "failures": sum(failures, status.Count(0)),
+        "failed_tasks": sum((queue.open_failures for queue in seen.queues), status.Count(0)),
         "may_operate": ACTIONS["reembed"].is_allowed(request),
+        "may_operate_tasks": request.user.has_perm("pgembed.operate_task"),
     }
 
 
-def _urgency(spec: SpecStatus) -> tuple[int, str]:
-    return -status.STATES.index(spec.verdict.state), spec.key
+def _has_tasks(request: HttpRequest) -> bool:
+    """Return whether the admin site has the list of tasks: one of the user's own may not."""
+    try:
+        reverse("admin:pgembed_task_changelist", current_app=getattr(request, "current_app", None))
+    except NoReverseMatch:
+        return False
+    return True
+
+
+def _urgency(one: SpecStatus | QueueStatus) -> tuple[int, str]:
+    return -SEVERITY[one.verdict.state], one.key
 
 
 def duration(seconds: float | None) -> str:
@@ -93,23 +119,30 @@ def per_minute(units_per_second: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
-def failures(model_admin: JobAdmin, request: HttpRequest) -> HttpResponse:
+def failures(model_admin: TriageAdmin[Any], request: HttpRequest) -> HttpResponse:
     """Show the open failures by kind of error, the most frequent first."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     spec = request.GET.get("spec")
     found = status.failure_kinds(
-        using=shown_database(), specs=[spec] if spec else None, max_count=MAX_KIND_COUNT
+        using=shown_database(),
+        specs=[spec] if spec else None,
+        max_count=MAX_KIND_COUNT,
+        table=TASKS if model_admin.model is Task else jobs.JOBS,
     )
+    of = f"admin:pgembed_{model_admin.opts.model_name}"
+    title = _("Failed tasks") if model_admin.model is Task else _("Failures")
     context = {
         **model_admin.admin_site.each_context(request),
         "opts": model_admin.opts,
-        "title": _("Failures of %s") % spec if spec else _("Failures"),
+        "title": _("%(title)s of %(of)s") % {"title": title, "of": spec} if spec else title,
         "found": found,
+        "list_url": f"{of}_changelist",
+        "page_url": f"{of}_change",
         "actions": [
-            (name, ACTIONS[name].title)
+            (name, model_admin.verbs[name].title)
             for name in ("retry", "dismiss")
-            if ACTIONS[name].is_allowed(request)
+            if model_admin.verbs[name].is_allowed(request)
         ],
     }
     return TemplateResponse(request, "admin/pgembed/failures.html", context)
@@ -123,7 +156,7 @@ Values = Sequence[float | None]
 """One value per bucket of time, oldest first. None: unknown."""
 
 
-def _charts(points: Sequence[Point], hours: int) -> list[dict[str, Any]]:
+def _charts(points: Sequence[Point], hours: int, *, of_tasks: bool = False) -> list[dict[str, Any]]:
     completed, failed = [one.completed for one in points], [one.failed for one in points]
     p50, p99 = [one.quantile(0.5) for one in points], [one.quantile(0.99) for one in points]
     named = {
@@ -136,18 +169,22 @@ def _charts(points: Sequence[Point], hours: int) -> list[dict[str, Any]]:
     }
     return [
         {
-            "title": _("Rows embedded each %(each)s") % named,
+            "title": (
+                _("Tasks completed each %(each)s") if of_tasks else _("Rows embedded each %(each)s")
+            )
+            % named,
             "described": _("%(completed)s in the %(span)s, at most %(most)s in a %(each)s") % named,
             **chart({"completed": completed}),
         },
         {
-            "title": _("From write to vector"),
+            "title": _("From due to start") if of_tasks else _("From write to vector"),
             "described": _("Slowest p99 in the %(span)s: %(slowest)s") % named,
             "legend": ["p50", "p99"],
             **chart({"p99": p99, "p50": p50}, is_duration=True),
         },
         {
-            "title": _("Failures each %(each)s") % named,
+            "title": (_("Failed tasks each %(each)s") if of_tasks else _("Failures each %(each)s"))
+            % named,
             "described": _("%(failed)s in the %(span)s") % named,
             **chart({"failed": failed}),
         },
@@ -176,17 +213,22 @@ def chart(series: Mapping[str, Values], *, is_duration: bool = False) -> dict[st
 # Buttons
 
 
-def press(model_admin: JobAdmin, request: HttpRequest, verb: str) -> HttpResponse:
+def press(model_admin: TriageAdmin[Any], request: HttpRequest, verb: str) -> HttpResponse:
     """Do one of ``VERBS``, show a message with the result, and redirect to the overview."""
     if verb not in VERBS:
         raise Http404
     if request.method != "POST":
         return HttpResponseNotAllowed(["POST"])
-    if not (model_admin.has_view_permission(request) and ACTIONS["reembed"].is_allowed(request)):
+    may_operate = model_admin.verbs["release"].is_allowed(request)
+    if not (model_admin.has_view_permission(request) and may_operate):
         raise PermissionDenied
     name = request.POST.get("name", "")
+    # Each list's page pauses what it lists, and that of jobs also providers.
+    is_queue = request.POST.get("what") == Pause.What.SPEC and "." not in name
+    if (model_admin.model is Task) != is_queue or (is_queue and verb == "probe"):
+        raise Http404
     level, said = VERBS[verb](request, name)
-    log(request, said, about=name)
+    log(request, said, about=name, of=model_admin.model)
     model_admin.message_user(request, said, level)
     return HttpResponseRedirect(
         reverse(f"{model_admin.admin_site.name}:app_list", args=["pgembed"])
@@ -195,7 +237,7 @@ def press(model_admin: JobAdmin, request: HttpRequest, verb: str) -> HttpRespons
 
 def _pause(request: HttpRequest, name: str) -> tuple[int, str]:
     what = request.POST.get("what")
-    is_known = (what == Pause.What.SPEC and specs.get(name)) or (
+    is_known = (what == Pause.What.SPEC and (specs.get(name) or name in backend.queues())) or (
         what == Pause.What.PROVIDER and name in conf.current().declared
     )
     if not is_known:

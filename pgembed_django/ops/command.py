@@ -27,6 +27,8 @@ from pgembed_django.core import database, faults, postgres
 from pgembed_django.core.faults import Fault
 from pgembed_django.declaration import specs
 from pgembed_django.exceptions import did_you_mean
+from pgembed_django.ops import status
+from pgembed_django.tasks import backend
 
 CANNOT_START = 2
 """The exit status of a command with wrong options, or without its database."""
@@ -117,6 +119,13 @@ def refused(error: BaseException | None) -> CommandError | None:
     return None
 
 
+QUEUES: dict[str, Any] = {
+    "metavar": "NAME,NAME",
+    "help": "Only these queues of tasks. If given without --specs, no specs; and vice versa.",
+}
+"""The option ``--queues`` of commands that are about jobs and tasks."""
+
+
 class EmbedCommand(StoppableCommand):
     """A command that works on some specs in one database."""
 
@@ -134,15 +143,23 @@ class EmbedCommand(StoppableCommand):
             help="The alias of the database. PGEMBED_WORKER_DATABASE, or default, unless given.",
         )
 
-    def chosen_specs(self, keys: list[str] | None, *, using: str) -> dict[str, specs.Spec]:
-        """Return the chosen specs by key. By default all that are in the database."""
+    def chosen_specs(
+        self, keys: list[str] | None, *, using: str, or_tasks: bool = False
+    ) -> dict[str, specs.Spec]:
+        """Return the chosen specs by key. By default all that are in the database.
+
+        ``or_tasks``: there may be none, if TASKS has a queue.
+        """
         known = {spec.key: spec for spec in specs.all()}
+        here = {spec.key: spec for spec in specs.on(using)}
+        if or_tasks and not (keys or known) and backend.queues():
+            return {}
         if not known:
             raise cannot_start(
                 "No model is embeddable. Decorate one with @embeddable(fields=[...]), then run "
                 "makemigrations and migrate."
+                + (" And TASKS has no queue of PostgresBackend." if or_tasks else "")
             )
-        here = {spec.key: spec for spec in specs.on(using)}
         for key in keys or ():
             if key not in known:
                 raise cannot_start(
@@ -157,6 +174,19 @@ class EmbedCommand(StoppableCommand):
                 "database with --database."
             )
         return {key: spec for key, spec in here.items() if not keys or key in keys}
+
+    def chosen_queues(self, names: str | None, *, using: str) -> list[str] | None:
+        """Return the queues that ``--queues`` names: of TASKS, or with tasks. None: all of them."""
+        if names is None:
+            return None
+        known = [queue.key for queue in status.overview(specs=[], using=using).queues]
+        for name in (wanted := [name for name in names.split(",") if name]):
+            if name not in known:
+                raise cannot_start(
+                    f"No queue {name!r} in TASKS, and it has no tasks. {did_you_mean(name, known)}"
+                    f"There are: {', '.join(known) or 'none'}."
+                )
+        return wanted
 
     def require_tables(self, chosen: Iterable[specs.Spec], *, using: str) -> dict[specs.Spec, str]:
         """Raise if a spec has no table because its migration has not run yet.

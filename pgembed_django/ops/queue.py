@@ -6,12 +6,15 @@ No query reads all jobs: counts stop at a bound, and the others jump along an in
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 from pgembed_django.core import database
+from pgembed_django.core.signature import TRACEBACK
 from pgembed_django.models.job import CHANGES
+from pgembed_django.queue.jobs import JOBS, Table
 from pgembed_django.queue.jobs.claims import EVERY_LANE
 
 MAX_COUNT = 10_000
@@ -48,7 +51,7 @@ FAILING = """
     )
 """
 
-COUNTS = """
+PENDING = """
     SELECT
         'pending',
         lane.spec,
@@ -74,6 +77,10 @@ COUNTS = """
         LIMIT %(limit)s
     ) AS waiting
     GROUP BY lane.spec, lane.priority, kind, is_due
+"""
+
+# Of jobs and tasks alike.
+ENDED_AND_RUNNING = """
   UNION ALL
     SELECT
         'running',
@@ -126,6 +133,8 @@ COUNTS = """
         LIMIT %(limit)s
     ) AS dismissed
     GROUP BY spec
+"""
+RIPPLES = """
   UNION ALL
     SELECT
         'ripple', spec, NULL, NULL, NULL, NULL, count(*), sum(count(*)) OVER () >= %(limit)s,
@@ -139,7 +148,7 @@ COUNTS = """
     GROUP BY spec
     ORDER BY priority DESC
 """
-COUNT = EVERY_LANE + "," + FAILING + COUNTS
+COUNT_JOBS = EVERY_LANE + "," + FAILING + PENDING + ENDED_AND_RUNNING + RIPPLES
 KINDS = """
     WITH recent AS (
         SELECT spec, signature, finished_at, last_error, id
@@ -249,12 +258,17 @@ NO_RIPPLES = Ripples()
 
 @dataclass(frozen=True, slots=True)
 class HeldJobs:
-    """The jobs of one spec that one worker holds."""
+    """The jobs of one spec, or the tasks of one queue, that one worker holds."""
 
     spec: str
     jobs: int = 0
     oldest_seconds: float = 0.0
     """How long it has held the oldest of them."""
+
+    @property
+    def are_tasks(self) -> bool:
+        """Whether they are tasks: the name of a queue has no dot."""
+        return "." not in self.spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +288,13 @@ class Queue:
 def count_jobs(specs: Sequence[str], *, using: str, max_count: int | None = None) -> Queue:
     """Count jobs in one statement. Failures and dismissals are counted for all specs."""
     limit = max_count or max(MIN_COUNT, min(MAX_COUNT, BUDGET // (4 * len(specs) or 1)))
+    rows = database.rows(using, COUNT_JOBS, specs=list(specs), limit=limit, running=MAX_COUNT)
+    return counted(rows, specs)
+
+
+def counted(rows: Iterable[Sequence[Any]], specs: Sequence[str]) -> Queue:
+    """Return the counts that a statement has found."""
     queue = Queue()
-    rows = database.rows(using, COUNT, specs=list(specs), limit=limit, running=MAX_COUNT)
     for status, spec, _, worker_id, kind, is_due, number, is_capped, age, held_for, units in rows:
         count = Count(number, is_capped)
         if status == "pending":
@@ -318,6 +337,11 @@ class FailureKind:
     sample_id: int
     """The id of the job with this error."""
 
+    @property
+    def message(self) -> str:
+        """The latest error without its traceback."""
+        return self.sample.partition(TRACEBACK)[0]
+
 
 @dataclass(frozen=True, slots=True)
 class FailureKinds:
@@ -333,6 +357,7 @@ def failure_kinds(
     specs: Sequence[str] | None = None,
     limit: int = 20,
     max_count: int = MAX_COUNT,
+    table: Table = JOBS,
 ) -> FailureKinds:
     """Return the kinds of the ``RECENT`` latest open failures, the largest first, in one query.
 
@@ -340,7 +365,7 @@ def failure_kinds(
     """
     rows = database.rows(
         using,
-        KINDS,
+        table(KINDS),
         specs=None if specs is None else list(specs),
         limit=limit,
         max_count=max_count,

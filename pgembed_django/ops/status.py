@@ -1,4 +1,4 @@
-"""Read the status of specs, workers and providers, for the admin, the commands and metrics.
+"""Read the status of specs, queues, workers and providers, for the admin, the commands and metrics.
 
 Every function is cheap enough for a page that refreshes itself, however large the tables are:
 counts stop at a bound and say so, and large tables are sampled.
@@ -34,12 +34,21 @@ from pgembed_django.ops.queue import (
     count_jobs,
     failure_kinds,
 )
+from pgembed_django.ops.tasks import (
+    QUEUE_STATES,
+    QueueStatus,
+    QueueVerdict,
+    count_tasks,
+    queue_statuses,
+)
 from pgembed_django.ops.verdicts import STATES, SpaceStatus, SpecStatus, Verdict
 from pgembed_django.queue import jobs, rollups
 from pgembed_django.queue.rollups import Point, series
 from pgembed_django.spaces import Coverage, is_of, live_of
+from pgembed_django.tasks import backend
 
 __all__ = [
+    "QUEUE_STATES",
     "STATES",
     "Backlog",
     "Count",
@@ -50,6 +59,8 @@ __all__ = [
     "Overview",
     "Point",
     "ProviderStatus",
+    "QueueStatus",
+    "QueueVerdict",
     "SpaceStatus",
     "SpecStatus",
     "Verdict",
@@ -65,6 +76,10 @@ SILENT_SECONDS = 60.0
 MAX_UNKNOWN = 100
 """How many undeclared specs to report at most: anyone can enqueue jobs of any name, and each name
 becomes a metric."""
+
+
+SEVERITY = {"fresh": 0, "moving": 0, "indexing": 1, "degraded": 2, "stalled": 3}
+"""By the states of specs and of queues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +104,17 @@ class WorkerStatus:
     retries_at: dict[str, datetime] = field(default_factory=dict)
     """Provider -> when this worker tries it again."""
     aside: dict[str, str] = field(default_factory=dict)
-    """Spec -> why this worker has set it aside."""
+    """Spec -> why this worker has set it aside. Queue -> why it takes none of its tasks."""
+
+    @property
+    def holds_jobs(self) -> bool:
+        """Whether it holds jobs of specs."""
+        return not all(held.are_tasks for held in self.held)
+
+    @property
+    def holds_tasks(self) -> bool:
+        """Whether it holds tasks."""
+        return any(held.are_tasks for held in self.held)
 
     @property
     def name(self) -> str:
@@ -128,22 +153,24 @@ class ProviderStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """The status of specs, workers and providers. ``at`` is the database's time."""
+    """The status of specs, queues, workers and providers. ``at`` is the database's time."""
 
     at: datetime
     specs: tuple[SpecStatus, ...]
+    queues: tuple[QueueStatus, ...]
     workers: tuple[WorkerStatus, ...]
     providers: tuple[ProviderStatus, ...]
     unknown: dict[str, Count]
     """Spec that is not declared here -> its open failures. At most a hundred specs."""
 
     @property
-    def verdict(self) -> Verdict:
-        """The worst verdict among all specs."""
-        worst = max(self.specs, key=lambda spec: STATES.index(spec.verdict.state), default=None)
+    def verdict(self) -> Verdict | QueueVerdict:
+        """The worst verdict among all specs and queues."""
+        every: list[SpecStatus | QueueStatus] = [*self.specs, *self.queues]
+        worst = max(every, key=lambda one: SEVERITY[one.verdict.state], default=None)
         if worst is None:
-            return Verdict("fresh", "No model is embeddable.")
-        return Verdict(worst.verdict.state, f"{worst.key}: {worst.verdict.reason}")
+            return Verdict("fresh", "No model is embeddable, and TASKS has no queue.")
+        return replace(worst.verdict, reason=f"{worst.key}: {worst.verdict.reason}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +199,15 @@ def overview(
     *,
     using: str,
     specs: Sequence[Spec] | None = None,
+    queues: Sequence[str] | None = None,
     is_exact: bool = False,
     max_count: int | None = None,
 ) -> Overview:
-    """Return the status of specs, workers and providers.
+    """Return the status of specs, queues, workers and providers.
 
     It takes the same few queries however many there are, and a few more if a table is locked.
+
+    ``specs``, ``queues``: only these. None: all.
 
     ``is_exact``: count the coverage of large tables by reading all of them, not a sample.
     ``max_count``: count at most so many jobs per spec and priority, instead of the default.
@@ -189,15 +219,18 @@ def overview(
     live = live_of(chosen, using=using)
     coverage = read_coverage(chosen, live, tables, using=using, is_exact=is_exact)
     queue = count_jobs([spec.key for spec in chosen], using=using, max_count=max_count)
-    workers = _workers(queue, now, live, using=using)
+    in_settings = backend.queues()
+    tasks = count_tasks([*in_settings, *(queues or ())], using=using, max_count=max_count)
+    workers = _workers((queue, tasks), now, live, using=using)
     paused = jobs.paused(using=using)
+    recent = rollups.recent(using=using, now=now)
     read = Read(
         using=using,
         tables=tables,
         live=live,
         coverage=coverage,
         queue=queue,
-        recent=rollups.recent(using=using, now=now),
+        recent=recent,
         workers=workers,
         providers=_providers(live, workers, paused),
         paused=paused,
@@ -207,6 +240,14 @@ def overview(
     return Overview(
         at=now,
         specs=tuple(_spec(spec, read) for spec in chosen),
+        queues=queue_statuses(
+            queues,
+            tasks,
+            declared=in_settings,
+            recent=recent,
+            workers=workers,
+            paused=paused.specs,
+        ),
         workers=tuple(workers),
         providers=tuple(read.providers.values()),
         unknown=dict(islice(unknown, MAX_UNKNOWN)),
@@ -296,7 +337,7 @@ def _space(space: Space | None, read: Read, pace: float) -> SpaceStatus | None:
 
 
 def _workers(
-    queue: Queue, now: datetime, live: Mapping[str, Sequence[Space]], *, using: str
+    counted: Sequence[Queue], now: datetime, live: Mapping[str, Sequence[Space]], *, using: str
 ) -> list[WorkerStatus]:
     """Return the workers that have a row or still hold jobs."""
     # Workers may have other settings, in a deploy: call their providers as this process does.
@@ -305,11 +346,16 @@ def _workers(
         key = conf.provider_key(space.provider, space.model, space.dimensions)
         names[key] = _name(space)
         names[conf.lost_name(key, space.pk)] = conf.lost_name(_name(space), space.pk)
-    held = {worker: tuple(of_spec.values()) for worker, of_spec in queue.held.items()}
+    held: dict[int, tuple[HeldJobs, ...]] = {}
+    for worker, of_spec in chain.from_iterable(queue.held.items() for queue in counted):
+        held[worker] = (*held.get(worker, ()), *of_spec.values())
     found = []
     for row in Worker.objects.using(using).order_by("host", "pid"):
         silent = seconds_between(row.last_seen_at, now)
         seen_at = row.last_seen_at.timestamp()
+        # A queue may be called as a provider is. It waits for one, or is paused by hand.
+        queues = {name for name in row.specs if "." not in name}
+        waiting = {name: why for name, why in row.paused.items() if name in queues}
         found.append(
             WorkerStatus(
                 id=row.pk,
@@ -322,12 +368,15 @@ def _workers(
                 silent_seconds=max(0.0, silent),
                 is_live=silent < SILENT_SECONDS,
                 held=held.pop(row.pk, ()),
-                paused={names.get(key, key): why for key, why in row.paused.items()},
+                paused={
+                    names.get(key, key): why for key, why in row.paused.items() if key not in queues
+                },
                 retries_at={
                     names.get(key, key): datetime.fromtimestamp(seen_at + seconds, UTC)
                     for key, seconds in row.paused_seconds.items()
+                    if key not in queues
                 },
-                aside=dict(row.aside),
+                aside={**row.aside, **waiting},
             )
         )
     # Workers without a row: the leases of their jobs will expire, or a person releases the jobs.

@@ -6,15 +6,21 @@ Import this in test modules and fixtures, not in settings, because it imports mo
 from __future__ import annotations
 
 from pgembed_django.providers.deterministic import DeterministicProvider
-from pgembed_django.testing.asserting import assert_embedding_pending, assert_fresh
-from pgembed_django.testing.running import fake_providers, run_jobs
+from pgembed_django.testing.asserting import (
+    assert_embedding_pending,
+    assert_enqueued,
+    assert_fresh,
+)
+from pgembed_django.testing.running import fake_providers, run_jobs, run_tasks
 from pgembed_django.testing.silencing import without_triggers
 
 __all__ = [
     "DeterministicProvider",
     "assert_embedding_pending",
+    "assert_enqueued",
     "assert_fresh",
     "fake_providers",
     "run_jobs",
+    "run_tasks",
     "without_triggers",
 ]

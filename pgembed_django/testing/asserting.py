@@ -1,19 +1,28 @@
-"""Assert that a row's embeddings are pending or fresh. A failure's message tells their state."""
+"""Assert that a row's embeddings are pending or fresh, or that a task is enqueued.
+
+A failure's message tells what there is instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, router
 from django.db.models import Model, TextField
 from django.db.models.functions import Cast
 
 from pgembed_django import sources, spaces, store
 from pgembed_django.declaration import specs
 from pgembed_django.declaration.specs import Spec
-from pgembed_django.models import Job, Ripple
+from pgembed_django.models import Job, Ripple, Task
 from pgembed_django.spaces.ripples import UNIT
+
+MAX_TOLD = 10
+"""How many tasks that are enqueued a message tells of."""
 
 
 def assert_embedding_pending(
@@ -45,6 +54,49 @@ def assert_fresh(instance: Model, *, name: str | None = None, using: str | None 
     for unit in _units(instance, name, using):
         if not unit.is_fresh:
             raise AssertionError(f"{unit.name}: its vectors are not fresh. {unit.described}")
+
+
+def assert_enqueued(task: Any, *args: Any, **kwargs: Any) -> None:
+    """Assert that a call of the task is pending or running, with these arguments.
+
+    They may be given by position or name, however they were enqueued. Those that are left out may
+    have any value: ``assert_enqueued(report)`` asks for any call.
+
+    Raises:
+        AssertionError: there is none. The message says which calls there are instead.
+        TypeError: the function does not take these arguments.
+    """
+    signature = inspect.signature(task.func)
+    if task.takes_context:
+        [_, *parameters] = signature.parameters.values()
+        signature = signature.replace(parameters=parameters)
+    # As they come back from the database: tuples are lists there.
+    wanted = json.loads(json.dumps(signature.bind_partial(*args, **kwargs).arguments))
+    unfinished = Task.objects.using(router.db_for_write(Task)).filter(
+        status__in=[Task.Status.PENDING, Task.Status.RUNNING]
+    )
+    calls = []
+    for row in unfinished.filter(function=task.module_path).order_by("pk"):
+        try:
+            given = signature.bind(
+                *row.arguments.get("args", []), **row.arguments.get("kwargs", {})
+            )
+        except TypeError:  # enqueued from SQL, or by other code
+            calls.append(f"with {row.arguments} ({row.status})")
+            continue
+        given.apply_defaults()
+        if all(given.arguments.get(name) == value for name, value in wanted.items()):
+            return
+        calls.append(f"{_call(task, given.arguments)} ({row.status})")
+    others = unfinished.exclude(function=task.module_path).order_by("pk")
+    calls += [f"{row.function} ({row.status})" for row in others[:MAX_TOLD]]
+    there = "; ".join(calls[:MAX_TOLD]) or "nothing"
+    raise AssertionError(f"{_call(task, wanted)} is not enqueued. There is: {there}.")
+
+
+def _call(task: Any, arguments: Mapping[str, Any]) -> str:
+    given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return f"{task.name}({given})"
 
 
 @dataclass(frozen=True, slots=True)

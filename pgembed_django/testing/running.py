@@ -1,8 +1,9 @@
-"""Run the jobs that are due in the test's own transaction, with hashes instead of a model."""
+"""Run jobs and tasks that are due in the test's own transaction, with hashes instead of a model."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -15,6 +16,9 @@ from pgembed_django.declaration import specs
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
+from pgembed_django.tasks import backend
+from pgembed_django.tasks.handler import TaskHandler
+from pgembed_django.tasks.running import Again, Outcome, Run
 
 BACKEND = f"{DeterministicProvider.__module__}.{DeterministicProvider.__qualname__}"
 
@@ -41,6 +45,43 @@ def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
         time.sleep(handler.embedder.wait_seconds)
     work.release()
     return work.completed
+
+
+def run_tasks(*, raises: bool = False, using: str = DEFAULT_DB_ALIAS) -> int:
+    """Run every task that is due, in all queues, in this process. Returns how many have succeeded.
+
+    Like ``run_jobs`` it works inside ``TestCase``, and it goes on with what tasks enqueue. A task
+    for a later time, or that backs off after an error, is not waited for. An error is stored, as a
+    worker does. With ``raises`` it is raised, too, once all tasks have run: the first of several.
+
+    Raises:
+        ImproperlyConfigured: the database is not PostgreSQL.
+    """
+    if other := postgres.not_postgres(using, remedy="using"):
+        raise ImproperlyConfigured(other)
+    handler = _Noting(backend.queues(), using=using, concurrency=1)
+    handler.prepare()
+    work = Work(handler, using=using, worker_id=0, settings=conf.current(), inline=True)
+    while work.step():
+        pass
+    work.release()
+    work.close()
+    if raises and handler.errors:
+        raise handler.errors[0]
+    return work.completed
+
+
+class _Noting(TaskHandler):
+    """Notes the errors of tasks, beside storing them."""
+
+    def __init__(self, queues: Iterable[str], *, using: str, concurrency: int) -> None:
+        super().__init__(queues, using=using, concurrency=concurrency)
+        self.errors: list[BaseException] = []
+
+    def _report(self, run: Run, outcome: Outcome) -> None:
+        if outcome.error is not None and not isinstance(outcome.error, Again):
+            self.errors.append(outcome.error)
+        super()._report(run, outcome)
 
 
 class fake_providers(override_settings):  # noqa: N801 - used like override_settings

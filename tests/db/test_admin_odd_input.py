@@ -16,6 +16,7 @@ from django.utils import timezone
 from pgembed_django.admin import VectorsMixin
 from pgembed_django.admin.actions import ACTIONS
 from pgembed_django.admin.overview import VERBS
+from pgembed_django.admin.tasks import VERBS as TASK_ACTIONS
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
 from pgembed_django.testing import run_jobs
@@ -49,6 +50,8 @@ NUL = ("%00", f"{KEY}%00 17")
 ODD = (*NUL, "%ED%A0%80", "%D9%A1", "%C2%B2", "9" * 30, "9" * 5000, "-1", "x", "[]", "")
 LISTS = {
     "/admin/pgembed/job/": PARAMETERS,
+    "/admin/pgembed/task/": (*PARAMETERS, "tenant", "function"),
+    "/admin/pgembed/taskrecord/": ("spec", "tenant", "function"),
     "/admin/pgembed/space/": ("state__exact", "q"),
     "/admin/pgembed/worker/": ("q",),
     "/editors/app/article/": ("vectors", "q"),
@@ -57,6 +60,8 @@ OWN = {
     "/admin/pgembed/": ("hours",),
     "/admin/pgembed/job/failures/": ("spec",),
     "/admin/pgembed/job/rows/": ("spec",),
+    "/admin/pgembed/task/failures/": ("spec",),
+    "/admin/pgembed/task/schedules/": ("spec",),
 }
 POSTED = ("after", "end")
 
@@ -84,9 +89,13 @@ def written() -> Iterator[tuple[str, dict[str, str]]]:
             for action in ACTIONS:
                 form = {"action": action, "_selected_action": "all", "select_across": "1"}
                 yield "/admin/pgembed/job/", {**form, "end": "10", name: odd}
+            for action in TASK_ACTIONS:
+                form = {"action": action, "_selected_action": "all", "select_across": "1"}
+                yield "/admin/pgembed/task/", {**form, "end": "10", name: odd}
         for verb in VERBS:
             for what in ("spec", "provider", odd):
                 yield f"/admin/pgembed/job/operate/{verb}/", {"name": odd, "what": what}
+                yield f"/admin/pgembed/task/operate/{verb}/", {"name": odd, "what": what}
 
 
 @pytest.mark.slow

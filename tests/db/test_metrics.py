@@ -87,6 +87,7 @@ def test_every_metric_is_in_the_docs_with_its_type_and_labels_and_no_other(
     WorkerRow.objects.create(host="here", pid=7, version="1", specs=[KEY])
     tally = rollups.Tally()
     tally.completed(KEY, waited=1.0)
+    tally.completed("default", waited=1.0)
     tally.flush(using="default")
 
     exported: dict[str, tuple[str, set[str]]] = {}

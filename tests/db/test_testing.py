@@ -296,7 +296,7 @@ def test_every_public_name_is_told_on_the_page(request):
 
     for name in [*testing.__all__, *fixtures]:
         assert f"`{name}" in page or f"testing.{name}" in page, name
-    assert len(fixtures) == 3
+    assert len(fixtures) == 4
 
 
 def test_a_worker_in_a_test_case_is_refused_with_what_does_its_work(make_article):

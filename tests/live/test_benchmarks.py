@@ -102,13 +102,16 @@ def test_workers(tmp_path: Path) -> None:
 def test_chaos(tmp_path: Path) -> None:
     rough = ("--rows", "200", "--kills", "2", "--seconds", "2", "--contenders", "ours")
 
-    kills, races = run("chaos", *rough, folder=tmp_path).values()
+    kills, races, tasks = run("chaos", *rough, folder=tmp_path).values()
 
     zero = {"lost": 0, "stale": 0, "orphaned": 0, "stuck": 0}
     assert kills["ours"][0].items() >= zero.items()
     assert kills["ours"][0]["kills"] > 0
     assert races["ours"][0].items() >= zero.items()
     assert races["ours"][0]["writes"] > 0
+    zero = {"lost": 0, "doubled": 0, "once doubled": 0, "stuck": 0}
+    assert tasks["ours"][0].items() >= zero.items()
+    assert tasks["ours"][0]["kills"] > 0
 
 
 def test_queue(tmp_path: Path) -> None:
@@ -119,6 +122,24 @@ def test_queue(tmp_path: Path) -> None:
     assert {"ours", "bare claim and delete", "no queue: threads alone"} == sleeping.keys()
     assert {"ours", "bare claim and delete"} == idle.keys()
     assert all(run["jobs/s"] > 0 for found in (sleeping, idle) for [run] in found.values())
+
+
+def test_tasks(tmp_path: Path) -> None:
+    found = run("tasks", "--quick", folder=tmp_path)
+
+    drained, made_of, seldom, often, enqueued, claimed = (
+        {name: figures for name, [*_, figures] in one.items()} for one in found.values()
+    )
+    assert "ours" in drained
+    # Peers take part where they are installed.
+    assert drained.keys() == seldom.keys() == often.keys() == enqueued.keys()
+    assert all(figures["jobs/s"] > 0 for figures in drained.values())
+    assert all(0 < one["p50 ms"] <= one["p99 ms"] for one in (*seldom.values(), *often.values()))
+    assert made_of["ours"]["reaped"] == 0
+    assert made_of["ours"]["claim ms"] > 0
+    assert claimed.keys() == {"by hand: first in, first out", "plain", "50 tenants"}
+    # Each tenant is served within one round, and so the biggest one gets no more than its part.
+    assert claimed["50 tenants"]["rounds until each tenant was served"] <= 1
 
 
 def test_idle(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_the_files_lead_to_a_search(start: Callable[..., subprocess.Popen[str]])
         assert line, "the worker has ended"
     worker.send_signal(signal.SIGTERM)
 
-    assert "has ended after 2 rows" in finished(worker)
+    assert "has ended after 2 jobs" in finished(worker)
     assert "Bread that waits for you" in finished(start("python", "-c", SEARCH))
     wanted = ("--fail-on-open-failures", "--fail-below-coverage", "100")
     finished(start("python", "manage.py", "embed_status", *wanted))

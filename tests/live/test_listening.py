@@ -251,11 +251,11 @@ def can_connect(port: int) -> bool:
 
 
 def is_polling() -> bool:
-    """Whether a worker has looked along the lanes for what is due, and waits since."""
+    """Whether a worker has looked for what is due, and waits since."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-            "AND pid <> pg_backend_pid() AND query LIKE '%WITH RECURSIVE lane AS%' "
+            "AND pid <> pg_backend_pid() AND query LIKE '%extract(epoch FROM min(%' "
             "AND clock_timestamp() - state_change > interval '100 ms'"
         )
         return cursor.fetchone()[0] > 0

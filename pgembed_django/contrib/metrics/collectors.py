@@ -24,7 +24,7 @@ from pgembed_django.contrib.metrics import Render
 from pgembed_django.core import database
 from pgembed_django.embedding.units import Batch, Stored
 from pgembed_django.ops import status
-from pgembed_django.ops.status import Backlog, Overview, SpecStatus
+from pgembed_django.ops.status import Backlog, Overview, QueueStatus, SpecStatus
 from pgembed_django.queue.jobs import Claim
 from pgembed_django.queue.worker import Worker
 
@@ -36,9 +36,10 @@ COUNTED = {
     events.LEASES_LOST: "leases_lost",
     events.LEASE_EXPIRED: "leases_reaped",
 }
-"""Events about jobs -> the counter of these jobs, by spec."""
+"""Events about jobs -> the counter of these jobs, by spec or queue."""
 
 BY_SPEC = (*COUNTED.values(), "completed", "chunks_embedded", "chunks_reused")
+OF_CHUNKS = ("chunks_embedded", "chunks_reused")
 STATEMENT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 WAIT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 14_400)
@@ -103,11 +104,14 @@ class WorkerCollector(Collector):
         self._store_seconds = histogram("store_seconds", STATEMENT_BUCKETS)
         # Create the series at zero, so that Prometheus sees the first increase.
         for spec in worker.specs:
-            for by_spec in (*self._counts.values(), self._waits):
-                by_spec.labels(spec)
+            self._waits.labels(spec)
+            for name, by_spec in self._counts.items():
+                if "." in spec or name not in OF_CHUNKS:  # the name of a queue has no dot
+                    by_spec.labels(spec)
         for event in COUNTED:
             events.happened.connect(self._on_jobs, sender=event)
         events.happened.connect(self._on_completed, sender=events.JOBS_COMPLETED)
+        events.happened.connect(self._on_tasks, sender=events.TASKS_COMPLETED)
         for event in (events.BATCH_EMBEDDED, events.BATCH_FAILED, events.PROVIDER_PAUSED):
             events.happened.connect(self._on_batch, sender=event)
 
@@ -148,6 +152,12 @@ class WorkerCollector(Collector):
             if unit.claim.id in about.waited:
                 self._waits.labels(spec).observe(about.waited[unit.claim.id])
         self._store_seconds.observe(fields["milliseconds"] / 1000)
+
+    def _on_tasks(self, about: list[tuple[Claim, float | None]], **_: object) -> None:
+        for claim, waited in about:
+            self._counts["completed"].labels(claim.spec).inc()
+            if waited is not None:
+                self._waits.labels(claim.spec).observe(waited)
 
     def _on_batch(
         self, sender: events.Event, about: Batch, fields: dict[str, Any], **_: object
@@ -254,6 +264,17 @@ OF_KINDS: dict[str, Callable[[Backlog], float]] = {
     "jobs_delayed": lambda one: one.later.value,
     "oldest_waiting_seconds": lambda one: one.oldest_seconds,
 }
+OF_QUEUES: dict[str, Callable[[QueueStatus], float | None]] = {
+    "tasks_ready": lambda queue: queue.ready.value,
+    "tasks_delayed": lambda queue: queue.later.value,
+    "tasks_running": lambda queue: queue.running.value,
+    "oldest_task_seconds": lambda queue: queue.oldest_seconds,
+    "task_wait_p50_seconds": lambda queue: queue.p50_seconds,
+    "task_wait_p99_seconds": lambda queue: queue.p99_seconds,
+    "tasks_per_second": lambda queue: queue.units_per_second,
+    "open_task_failures": lambda queue: queue.open_failures.value,
+    "queue_workers": lambda queue: queue.workers,
+}
 
 
 def families(seen: Overview) -> Iterator[GaugeMetricFamily]:
@@ -282,6 +303,14 @@ def families(seen: Overview) -> Iterator[GaugeMetricFamily]:
         for state in status.STATES
     )
     yield _gauge("spec_state", ["spec", "state"], states)
+    for name, of_queue in OF_QUEUES.items():
+        yield _gauge(name, ["queue"], ([queue.key, of_queue(queue)] for queue in seen.queues))
+    moving = (
+        [queue.key, state, queue.verdict.state == state]
+        for queue in seen.queues
+        for state in status.QUEUE_STATES
+    )
+    yield _gauge("queue_state", ["queue", "state"], moving)
     yield _gauge("workers_alive", [], [[sum(worker.is_live for worker in seen.workers)]])
     yield _gauge(
         "provider_paused", ["provider"], ([one.name, one.is_away] for one in seen.providers)

@@ -1,4 +1,4 @@
-"""``manage.py embed_retry``: start failed rows afresh. Also the base of ``embed_dismiss``."""
+"""``manage.py embed_retry``: start failed rows and tasks afresh. The base of ``embed_dismiss``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from pgembed_django.declaration import specs
-from pgembed_django.models import Job
+from pgembed_django.models import Job, Task
 from pgembed_django.models.job import OPEN_FAILURE
 from pgembed_django.ops import status
-from pgembed_django.ops.command import EmbedCommand, cannot_start
+from pgembed_django.ops.command import QUEUES, EmbedCommand, cannot_start
 from pgembed_django.ops.formatting import progress
 from pgembed_django.queue import jobs
+from pgembed_django.tasks import triage
 
 BATCH = 1000
 RESULTS = {"superseded": "superseded by newer work"}
@@ -24,9 +25,10 @@ RESULTS = {"superseded": "superseded by newer work"}
 class Command(EmbedCommand):
     verb = "retry"
     help = (
-        "Retries failed rows, once the cause of the failure is fixed: those of some specs, of "
-        "some rows, of one kind of error, or all. Shows what happened to them: 'superseded by "
-        "newer work' are rows that have been written since, and have a job already; 'gone' are "
+        "Retries failed rows and tasks, once the cause of the failure is fixed: those of some "
+        "specs or queues, of some rows or one function, of one kind of error, or all. Shows what "
+        "happened to them: 'superseded by newer work' are rows that have been written since, and "
+        "have a job already, or tasks whose key has a newer one; 'gone' are "
         "failures that were settled in another way meanwhile. Failures that come up while it "
         "runs are left alone. "
         "Exit status: 0 done, or nothing to do; 1 some are locked by an open transaction, run it "
@@ -35,6 +37,10 @@ class Command(EmbedCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
+        parser.add_argument("--queues", **QUEUES)
+        parser.add_argument(
+            "--function", metavar="PATH", help="Only the failed tasks of this function."
+        )
         parser.add_argument(
             "--unit",
             dest="units",
@@ -57,10 +63,12 @@ class Command(EmbedCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        if not any(options[name] for name in ("specs", "units", "signature", "all")):
+        of_jobs = any(options[name] for name in ("specs", "units"))
+        of_tasks = any(options[name] for name in ("queues", "function"))
+        if not (of_jobs or of_tasks or options["signature"] or options["all"]):
             raise cannot_start(
-                "Which failures? Choose some with --specs, --unit or --signature, or pass --all. "
-                "embed_status lists them by kind."
+                "Which failures? Choose some with --specs, --unit, --queues, --function or "
+                "--signature, or pass --all. embed_status lists them by kind."
             )
         using = self.chosen_database(options["database"])
         if options["specs"]:
@@ -68,24 +76,31 @@ class Command(EmbedCommand):
             unknown = status.overview(specs=[], using=using).unknown
             declared = [key for key in options["specs"] if key not in unknown]
             self.chosen_specs(declared, using=using)
-        ids = failures(options, using=using)
-        text = f"{len(ids):,} open failure{'s' * (len(ids) != 1)}"
-        if options["dry_run"] or not ids:
-            self.stdout.write(f"{text}." if ids else "No open failure matches.")
+        queues = self.chosen_queues(options["queues"], using=using)
+        # Each is of both kinds, unless it is chosen by what only one of them has.
+        rows = [] if of_tasks and not of_jobs else failures(options, using=using)
+        tasks = [] if of_jobs and not of_tasks else failed_tasks(options, queues, using=using)
+        total = len(rows) + len(tasks)
+        text = f"{total:,} open failure{'s' * (total != 1)}"
+        if options["dry_run"] or not total:
+            self.stdout.write(f"{text}." if total else "No open failure matches.")
             return
         if not options["yes"]:
             self._ask(f"{self.verb.capitalize()} {text}?")
         counts: Counter[str] = Counter()
         with progress(
-            len(ids),
+            total,
             what=self.verb.capitalize(),
             unit="failures",
             out=self.stderr,
             is_quiet=options["verbosity"] < 1,
         ) as show:
-            for start in range(0, len(ids), BATCH):
-                counts.update(self.act(ids[start : start + BATCH], using=using))
-                show(start + BATCH)
+            done = 0
+            for ids, act in ((rows, self.act), (tasks, self.act_on_tasks)):
+                for start in range(0, len(ids), BATCH):
+                    counts.update(act(ids[start : start + BATCH], using=using))
+                    show(done + start + BATCH)
+                done += len(ids)
         busy = counts.pop("busy")
         told = ", ".join(f"{number:,} {RESULTS.get(what, what)}" for what, number in counts.items())
         if busy:
@@ -97,6 +112,11 @@ class Command(EmbedCommand):
     def act(self, job_ids: Sequence[int], *, using: str) -> dict[str, int]:
         """Act on a batch. Return counts, keyed by the result."""
         done = jobs.retry_failed(job_ids, using=using, priorities=specs.priorities())
+        return {result: done[result] for result in ("retried", "superseded", "gone", "busy")}
+
+    def act_on_tasks(self, task_ids: Sequence[int], *, using: str) -> dict[str, int]:
+        """Act on a batch of tasks. Return counts, keyed by the result."""
+        done = triage.retry_failed(task_ids, using=using)
         return {result: done[result] for result in ("retried", "superseded", "gone", "busy")}
 
     def _ask(self, question: str) -> None:
@@ -114,4 +134,15 @@ def failures(options: dict[str, Any], *, using: str) -> list[int]:
             found = found.filter(**{lookup: options[option]})
     if options["signature"]:
         found = found.filter(signature=options["signature"])
+    return list(found.values_list("pk", flat=True))
+
+
+def failed_tasks(options: dict[str, Any], queues: list[str] | None, *, using: str) -> list[int]:
+    """Return the ids of the failed tasks that were chosen."""
+    found = Task.objects.using(using).filter(OPEN_FAILURE)
+    if queues is not None:
+        found = found.filter(queue__in=queues)
+    for option in ("function", "signature"):
+        if options[option]:
+            found = found.filter(**{option: options[option]})
     return list(found.values_list("pk", flat=True))

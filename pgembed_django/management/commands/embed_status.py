@@ -19,28 +19,38 @@ from pgembed_django.core import faults
 from pgembed_django.core.moments import seconds_between
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.ops import status
-from pgembed_django.ops.command import EmbedCommand, cannot_start
+from pgembed_django.ops.command import QUEUES, EmbedCommand, cannot_start
 from pgembed_django.ops.formatting import above_zero, duration
+from pgembed_django.tasks.table import TASKS
 
 CLEAR = "\033[H\033[2J"
 SAMPLE_CHARACTERS = 100
 EXACT_SECONDS = 9.5
 """From this time on, seconds are written without decimals."""
 
-COLOURS = {"fresh": "SUCCESS", "indexing": "NOTICE", "degraded": "WARNING", "stalled": "ERROR"}
+COLOURS = {
+    "fresh": "SUCCESS",
+    "moving": "SUCCESS",
+    "indexing": "NOTICE",
+    "degraded": "WARNING",
+    "stalled": "ERROR",
+}
 
 
 class Command(EmbedCommand):
     help = (
         "Shows for each spec whether search is fresh, and why not: how many rows are covered, "
-        "what is waiting and since when, how fast it goes, what fails; then workers and providers. "
+        "what is waiting and since when, how fast it goes, what fails; the same for each queue of "
+        "tasks; then workers and providers. "
         "It reads little, whatever the tables hold: counts end with a + where there are more, "
         "and 'about' is a sample. The --fail-… options make its exit status an answer for scripts "
-        "and probes. Exit status: 0; 1 one of them holds of a spec; 2 could not read the status."
+        "and probes. Exit status: 0; 1 one of them holds of a spec or a queue; 2 could not read "
+        "the status."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
+        parser.add_argument("--queues", **QUEUES)
         parser.add_argument("--json", action="store_true", help="As JSON, times in UTC.")
         parser.add_argument(
             "--watch",
@@ -51,7 +61,9 @@ class Command(EmbedCommand):
             help="Again and again, every 2 seconds unless given, until Ctrl-C.",
         )
         parser.add_argument(
-            "--fail-on-open-failures", action="store_true", help="Exit with 1 if rows have failed."
+            "--fail-on-open-failures",
+            action="store_true",
+            help="Exit with 1 if rows or tasks have failed.",
         )
         parser.add_argument(
             "--fail-below-coverage",
@@ -63,7 +75,8 @@ class Command(EmbedCommand):
             "--fail-above-oldest-seconds",
             type=above_zero,
             metavar="SECONDS",
-            help="Exit with 1 if a change has been waiting for its vectors for longer.",
+            help="Exit with 1 if a change has been waiting for its vectors for longer, or a task "
+            "for its start.",
         )
         parser.add_argument(
             "--exact",
@@ -73,20 +86,28 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         self.using = self.chosen_database(options["database"], writes=False)
-        chosen = list(self.chosen_specs(options["specs"], using=self.using).values())
+        specs, names = options["specs"], options["queues"]
+        found = self.chosen_specs(specs, using=self.using, or_tasks=True)
+        chosen = [] if names is not None and not specs else list(found.values())
+        queues = [] if specs and names is None else self.chosen_queues(names, using=self.using)
         try:
-            self._look(chosen, options)
+            self._look(chosen, queues, options)
             while options["watch"] is not None:
                 time.sleep(options["watch"])
-                self._look(chosen, options)
+                self._look(chosen, queues, options)
         except KeyboardInterrupt:
             if options["watch"] is None:
                 raise
 
-    def _look(self, chosen: list[Spec], options: dict[str, Any]) -> None:
+    def _look(self, chosen: list[Spec], queues: list[str] | None, options: dict[str, Any]) -> None:
+        is_partial = options["specs"] or options["queues"] is not None
+        keys = [spec.key for spec in chosen] if is_partial else None
         try:
-            found = status.overview(using=self.using, specs=chosen, is_exact=options["exact"])
-            kinds = status.failure_kinds(using=self.using, specs=options["specs"], limit=10)
+            found = status.overview(
+                using=self.using, specs=chosen, queues=queues, is_exact=options["exact"]
+            )
+            kinds = status.failure_kinds(using=self.using, specs=keys, limit=10)
+            tasks = status.failure_kinds(using=self.using, specs=queues, limit=10, table=TASKS)
         except (OperationalError, InterfaceError) as error:
             message = f"Cannot read the database {self.using!r}: {faults.said(error)}"
             if options["watch"] is None:
@@ -95,31 +116,38 @@ class Command(EmbedCommand):
             connections[self.using].close_if_unusable_or_obsolete()
             self.stderr.write(message)
             return
-        if options["specs"]:
+        if is_partial:
             found = dataclasses.replace(found, unknown={})
         if options["json"]:
             told = {
                 **dataclasses.asdict(found),
                 "verdict": dataclasses.asdict(found.verdict),
                 "failures": dataclasses.asdict(kinds),
+                "failed_tasks": dataclasses.asdict(tasks),
             }
             indent = 2 if options["watch"] is None else None
             self.stdout.write(json.dumps(told, default=in_utc, indent=indent))
         else:
             if options["watch"] is not None and self.stdout.isatty():
                 self.stdout.write(CLEAR, ending="")
-            for line in lines(found, kinds, self.style):
+            for line in lines(found, kinds, tasks, self.style):
                 self.stdout.write(line)
         self.stdout.flush()
         reasons = {spec.key: list(failing(spec, options)) for spec in found.specs}
+        reasons |= {queue.key: list(failing_queue(queue, options)) for queue in found.queues}
         if options["fail_on_open_failures"]:
             reasons |= {key: [_failures(count)] for key, count in found.unknown.items()}
         if said := [f"{key}: {', '.join(why)}" for key, why in reasons.items() if why]:
             raise CommandError("; ".join(said))
 
 
-def lines(found: status.Overview, kinds: status.FailureKinds, style: Any) -> Iterator[str]:
-    """Yield the lines, coloured by ``style``: the ``style`` of a command."""
+def lines(
+    found: status.Overview, kinds: status.FailureKinds, tasks: status.FailureKinds, style: Any
+) -> Iterator[str]:
+    """Yield the lines, coloured by ``style``: the ``style`` of a command.
+
+    ``kinds`` and ``tasks``: the kinds of failures of units, and of tasks.
+    """
     for spec in found.specs:
         colour = getattr(style, COLOURS[spec.verdict.state])
         yield f"{style.MIGRATE_HEADING(spec.key)}  {colour(spec.verdict.state)}"
@@ -130,11 +158,7 @@ def lines(found: status.Overview, kinds: status.FailureKinds, style: Any) -> Ite
                 made = f"space {space.id}, {space.model}, {space.dimensions} dimensions"
                 yield f"  {what}   {made}: {space.coverage or 'coverage unknown'}{_eta(space)}"
         yield f"  waiting    {_waiting(spec)}"
-        speed = f"{spec.units_per_second:.1f} rows a second"
-        if spec.p50_seconds is not None and spec.p99_seconds is not None:
-            p50, p99 = _took(spec.p50_seconds), _took(spec.p99_seconds)
-            speed += f"; from write to vector {p50} (p50), {p99} (p99)"
-        yield f"  speed      {speed}{_eta(spec)}"
+        yield f"  speed      {_speed(spec, 'rows', 'write to vector')}{_eta(spec)}"
         dismissed = f"; {spec.dismissed} dismissed" if spec.dismissed else ""
         yield f"  failures   {spec.open_failures}{dismissed}"
         yield from _kinds(spec.key, kinds)
@@ -142,6 +166,15 @@ def lines(found: status.Overview, kinds: status.FailureKinds, style: Any) -> Ite
         yield f"{style.MIGRATE_HEADING(key)}  is not declared here"
         yield f"  failures   {count}"
         yield from _kinds(key, kinds)
+    for queue in found.queues:
+        colour = getattr(style, COLOURS[queue.verdict.state])
+        yield f"{style.MIGRATE_HEADING(f'queue {queue.key}')}  {colour(queue.verdict.state)}"
+        yield f"  {queue.verdict.reason}"
+        yield f"  waiting    {_waiting_tasks(queue)}"
+        yield f"  speed      {_speed(queue, 'tasks', 'due to start')}"
+        dismissed = f"; {queue.dismissed} dismissed" if queue.dismissed else ""
+        yield f"  failures   {queue.open_failures}{dismissed}"
+        yield from _kinds(queue.key, tasks)
     yield style.MIGRATE_HEADING("Workers")
     yield from [_worker(worker) for worker in found.workers] or ["  none is running"]
     yield style.MIGRATE_HEADING("Providers")
@@ -169,6 +202,24 @@ def _waiting(spec: status.SpecStatus) -> str:
     return text
 
 
+def _waiting_tasks(queue: status.QueueStatus) -> str:
+    text = str(queue.waiting) if queue.waiting else "nothing"
+    if queue.later:
+        text += f" ({queue.later} not due yet)"
+    if queue.running:
+        text += f"; {queue.running} running"
+    if queue.oldest_seconds:
+        text += f"; longest due for {duration(queue.oldest_seconds)}"
+    return text
+
+
+def _speed(of: status.SpecStatus | status.QueueStatus, what: str, way: str) -> str:
+    text = f"{of.units_per_second:.1f} {what} a second"
+    if of.p50_seconds is not None and of.p99_seconds is not None:
+        text += f"; from {way} {_took(of.p50_seconds)} (p50), {_took(of.p99_seconds)} (p99)"
+    return text
+
+
 def _took(seconds: float) -> str:
     return duration(seconds) if seconds >= EXACT_SECONDS else f"{seconds:.2g} s"
 
@@ -176,7 +227,7 @@ def _took(seconds: float) -> str:
 def _kinds(key: str, kinds: status.FailureKinds) -> Iterator[str]:
     for kind in kinds.kinds:
         if kind.spec == key:
-            sample = events.in_a_line(kind.sample)[:SAMPLE_CHARACTERS]
+            sample = events.in_a_line(kind.message)[:SAMPLE_CHARACTERS]
             yield f"    {kind.count!s:>8}  {events.in_a_line(kind.signature)}"
             # In the project's time zone, as in the admin and in the log.
             last = aware(kind.last_at).astimezone(timezone.get_current_timezone())
@@ -221,6 +272,15 @@ def failing(spec: status.SpecStatus, options: dict[str, Any]) -> Iterator[str]:
     longest, oldest = options["fail_above_oldest_seconds"], spec.oldest_change_seconds
     if longest and oldest and oldest > longest:
         yield f"the oldest change has waited {duration(oldest)}"
+
+
+def failing_queue(queue: status.QueueStatus, options: dict[str, Any]) -> Iterator[str]:
+    """Yield which of the --fail-… options hold of a queue."""
+    if options["fail_on_open_failures"] and queue.open_failures:
+        yield _failures(queue.open_failures)
+    longest = options["fail_above_oldest_seconds"]
+    if longest and queue.oldest_seconds > longest:
+        yield f"a task has been due for {duration(queue.oldest_seconds)}"
 
 
 def _failures(count: status.Count) -> str:

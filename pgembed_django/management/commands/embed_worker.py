@@ -1,4 +1,4 @@
-"""``manage.py embed_worker``: keep the vectors fresh."""
+"""``manage.py embed_worker``: keep the vectors fresh, and run tasks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,19 @@ from pgembed_django.core import database
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.exceptions import PgembedError
-from pgembed_django.models import Job
+from pgembed_django.models.job import PENDING
 from pgembed_django.ops.command import CANNOT_START, EmbedCommand, refused
 from pgembed_django.ops.formatting import Address, above_zero, address, rows_text, whole
 from pgembed_django.queue import sessions
+from pgembed_django.queue.handler import Handler
+from pgembed_django.queue.jobs import JOBS
 from pgembed_django.queue.limits import Limits
 from pgembed_django.queue.liveness import Watchdog, hindrances
 from pgembed_django.queue.port import Answer, Page, Readiness, Server
 from pgembed_django.queue.worker import Worker
+from pgembed_django.tasks.backend import queues as chosen_queues
+from pgembed_django.tasks.handler import TaskHandler
+from pgembed_django.tasks.table import TASKS
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG)
 
@@ -43,6 +48,7 @@ INSTEAD = {
     "batch_size": ("--batch-size", whole),
     "claim_limit": ("--claim", whole),
     "poll_seconds": ("--poll", above_zero),
+    "tasks_concurrency": ("--tasks-concurrency", whole),
 }
 """Settings that an option overrides: setting -> (option, its parser)."""
 
@@ -59,8 +65,8 @@ START_AGAIN = 3
 
 class Command(EmbedCommand):
     help = (
-        "Embeds changed rows until it is stopped. SIGTERM or Ctrl-C: finishes what is in "
-        "flight, gives the rest back and exits; a second one: only stores what is embedded. "
+        "Embeds changed rows and runs tasks until it is stopped. SIGTERM or Ctrl-C: finishes what "
+        "is in flight, gives the rest back and exits; a second one: only stores what is embedded. "
         "Exit status: 0 stopped or drained, 1 failed or stuck, 2 could not start, 3 --max-jobs or "
         "--max-memory is reached: start it again."
     )
@@ -83,6 +89,18 @@ class Command(EmbedCommand):
             "--autoreload",
             action="store_true",
             help="Restart whenever code changes, like runserver. For development.",
+        )
+        parser.add_argument(
+            "--queues",
+            metavar="NAME,NAME",
+            help="Only these queues of tasks, and no specs unless --specs names some. Empty: no "
+            "tasks. Unless one of the two is given, all specs, and all queues in TASKS.",
+        )
+        parser.add_argument(
+            "--processes",
+            type=whole,
+            metavar="N",
+            help="Run tasks in so many processes, one at a time in each, instead of in threads.",
         )
         for setting, (option, kind) in INSTEAD.items():
             parser.add_argument(
@@ -108,7 +126,7 @@ class Command(EmbedCommand):
             "--max-jobs",
             type=whole,
             metavar="N",
-            help="End after so many rows, with exit status 3.",
+            help="End after so many rows and tasks, with exit status 3.",
         )
         parser.add_argument(
             "--max-memory",
@@ -134,9 +152,22 @@ class Command(EmbedCommand):
                 "autocommit off. In a TestCase, pgembed_django.testing.run_jobs() does its work.",
                 returncode=CANNOT_START,
             )
-        chosen = self.chosen_specs(options["specs"], using=using)
+        names = "" if options["specs"] and options["queues"] is None else options["queues"]
+        queues = chosen_queues(names)
+        chosen = self.chosen_specs(options["specs"], using=using, or_tasks=True)
+        if names and not options["specs"]:
+            chosen = {}
+        handlers: list[Handler] = [EmbeddingHandler(chosen, using=using)] if chosen else []
+        if queues:
+            concurrency = conf.current().tasks_concurrency
+            processes = options["processes"] or 0
+            handlers.append(
+                TaskHandler(queues, using=using, concurrency=concurrency, processes=processes)
+            )
+        if not handlers:
+            raise CommandError("There is nothing to work on.", returncode=CANNOT_START)
         worker = Worker(
-            [EmbeddingHandler(chosen, using=using)],
+            handlers,
             using=using,
             drain=options["drain"],
             limits=Limits(max_jobs=options["max_jobs"], max_memory_mib=options["max_memory"])
@@ -156,12 +187,12 @@ class Command(EmbedCommand):
                 gc.freeze()
                 stack.callback(gc.set_threshold, *gc.get_threshold())
                 gc.set_threshold(GARBAGE_THRESHOLD)
-                stored = worker.run()
+                worker.run()
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=CANNOT_START) from error
         except PgembedError as error:
             raise (refused(error.__cause__) or CommandError(str(error))) from error
-        self._report(worker, stored, options["verbosity"])
+        self._report(worker, options["verbosity"])
         if worker.recycled_for:
             sys.exit(RECYCLED)
 
@@ -186,13 +217,14 @@ class Command(EmbedCommand):
             watches.append(port(worker, listen))
         return watches
 
-    def _report(self, worker: Worker, stored: int, verbosity: int) -> None:
-        pending = Job.objects.using(worker.using).filter(
-            status=Job.Status.PENDING, spec__in=worker.specs
-        )
-        left = pending.count() if worker.drain else 0
-        is_idle = worker.drain and not (stored or left or worker.failed)
-        text = "Nothing was waiting." if is_idle else f"Embedded {rows_text(stored)}."
+    def _report(self, worker: Worker, verbosity: int) -> None:
+        pending = [
+            handler.table.of([*handler.specs], using=worker.using).filter(PENDING)
+            for handler in worker.handlers
+        ]
+        left = sum(rows.count() for rows in pending) if worker.drain else 0
+        is_idle = worker.drain and not (worker.completed or left or worker.failed)
+        text = "Nothing was waiting." if is_idle else f"{_done(worker)}."
         if worker.failed:
             text += f" {worker.failed:,} failed: manage.py embed_status says why."
         found = hindrances(worker.works, for_people=True)
@@ -203,7 +235,8 @@ class Command(EmbedCommand):
                 f"{name}: {why}"
                 for name, why in [*found.paused.items(), *found.quarantined.items()]
             )
-            backing_off = pending.filter(attempts__gt=0, run_at__gt=Now()).count()
+            later = (rows.filter(attempts__gt=0, run_at__gt=Now()) for rows in pending)
+            backing_off = sum(rows.count() for rows in later)
             if backing_off:
                 text += f" {backing_off:,} still waiting for the next attempt."
             if others := left - backing_off:
@@ -243,6 +276,17 @@ class Command(EmbedCommand):
             handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
             logger.addHandler(handler)
             logger.setLevel(LEVELS[verbosity])
+
+
+def _done(worker: Worker) -> str:
+    """Return in words what a worker has done."""
+    counts = {work.handler.table: work.completed for work in worker.works}
+    rows, tasks = counts.get(JOBS, 0), counts.get(TASKS, 0)
+    said = [f"embedded {rows_text(rows)}"] if rows else []
+    if tasks:
+        said.append(f"ran {tasks:,} task{'s' * (tasks != 1)}")
+    nothing = "ran no tasks" if TASKS in counts and JOBS not in counts else "embedded no rows"
+    return (" and ".join(said) or nothing).capitalize()
 
 
 def port(worker: Worker, listen: Address) -> Server:
