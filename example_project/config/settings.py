@@ -37,6 +37,7 @@ INSTALLED_APPS = [
     "pgembed_django",
     "blog",
     "library",
+    "memory",
     "website",
     "demo",
 ]
@@ -60,6 +61,18 @@ if PROVIDER not in PROVIDERS:
         f"PGEMBED_PROVIDER is {PROVIDER!r}. Set it to one of: {', '.join(PROVIDERS)}."
     )
 PGEMBED_PROVIDERS = {"default": PROVIDERS[PROVIDER]}
+
+TASKS = {
+    "default": {"BACKEND": "pgembed_django.tasks.PostgresBackend", "QUEUES": ["default", "llm"]}
+}
+# The chat page asks this server. Without one, plain rules answer. For Ollama:
+# PGEMBED_CHAT_URL=http://127.0.0.1:11434/v1 PGEMBED_CHAT_MODEL=llama3.2
+CHAT_URL = os.environ.get("PGEMBED_CHAT_URL", "")
+CHAT_MODEL = os.environ.get("PGEMBED_CHAT_MODEL", "")
+CHAT_API_KEY = os.environ.get("PGEMBED_CHAT_API_KEY", "")
+if CHAT_URL and not CHAT_MODEL:
+    raise ImproperlyConfigured("PGEMBED_CHAT_URL is set. Name its model in PGEMBED_CHAT_MODEL.")
+
 # A demo is killed more often than a server, so a dead worker's leases should expire soon.
 PGEMBED_LEASE_SECONDS = 45
 PGEMBED_REAP_SECONDS = 10

@@ -1,4 +1,4 @@
-"""The search page at the root, and the admin."""
+"""The search page at the root, the chat page and the admin."""
 
 from __future__ import annotations
 
@@ -7,5 +7,6 @@ from django.urls import include, path
 
 urlpatterns = [
     path("", include("website.urls")),
+    path("chat/", include("memory.urls")),
     path("admin/", admin.site.urls),
 ]

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from library.collect import Documented, collect
 
-from demo import coverage, database, edits, load, provider, searches, web
+from demo import chat, coverage, database, edits, load, provider, searches, web
 from demo.processes import Process
 
 
@@ -39,6 +39,7 @@ class Demo:
             self._edit(worker)
             self._delete()
             self._restore(worker, documented)
+            self._chat(worker)
             if port:
                 self._serve(worker, port)
 
@@ -81,10 +82,16 @@ class Demo:
         coverage.wait_until_complete(worker, timeout_seconds=self.timeout_seconds, show=False)
         self.say("All three have their own text again")
 
+    def _chat(self, worker: Process) -> None:
+        self.say("On the chat page, tasks extract memories from what is said")
+        for line in chat.lines(worker, timeout_seconds=self.timeout_seconds):
+            self.say(line)
+
     def _serve(self, worker: Process, port: int) -> None:
         with web.server(port) as server, suppress(KeyboardInterrupt):
             address = web.wait_until_ready(server, port)
             self.say(f"\nSearch   {address}")
+            self.say(f"Chat     {address}chat/")
             self.say(f"Admin    {address}admin/   (login {database.USERNAME}, {database.PASSWORD})")
             self.say("Ctrl-C stops everything")
             while True:

@@ -1,4 +1,4 @@
-"""Serve the search page and the admin."""
+"""Serve the search page, the chat page and the admin."""
 
 from __future__ import annotations
 

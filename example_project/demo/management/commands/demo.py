@@ -13,8 +13,8 @@ from demo.exceptions import DemoFailed
 
 class Command(BaseCommand):
     help = (
-        "Loads the standard library's documentation, embeds it, searches it, edits it, and "
-        "serves a search page until Ctrl-C. Stops everything that it has started."
+        "Loads the standard library's documentation, embeds it, searches it, edits it, chats, and "
+        "serves a search page and a chat page until Ctrl-C. Stops everything that it has started."
     )
     # No system checks: the demo has its own message for an unreachable database.
     requires_system_checks = ()

@@ -1,0 +1,17 @@
+"""The example's chat page, whose tests run in its own settings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.conftest import REPOSITORY
+
+
+def test_the_chat_page_of_the_example_remembers():
+    command = [sys.executable, "-m", "pytest", "-q", "--ds", "tests.example.settings"]
+    ran = subprocess.run(
+        [*command, "tests/example"], cwd=REPOSITORY, capture_output=True, text=True
+    )
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
