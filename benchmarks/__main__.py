@@ -23,6 +23,7 @@ BENCHMARKS = {
     "soak": "Everything at once, for a while, and then nothing may be lost, stale or stuck.",
     "storage": "Disk space of vectors and their index, compared with the formulas.",
     "swap": "A change of model under load: what searches find meanwhile, and what it costs.",
+    "tasks": "Tasks drained, started, enqueued and claimed, compared with other queues.",
     "throughput": "How many rows a worker stores a second when embedding costs nothing.",
     "workers": "One, two and four workers on a slow provider.",
     "write": "What a save costs its writer, compared with other triggers.",

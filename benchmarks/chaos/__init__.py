@@ -10,6 +10,8 @@ counts, over all rows:
 - orphaned: vectors without a row;
 - stuck: jobs that never ended, or were given up.
 
+In the third round, ours alone, workers that run tasks are killed: see ``tasks``.
+
 All contenders run at once, each in its own database: this compares counts, not speeds. The peers'
 handlers do what their users would write: read the row, embed its text, and store the vector under
 its key, with a foreign key that cascades. Jobs are added in the writer's transaction. The peers'
@@ -33,6 +35,7 @@ import psycopg
 from psycopg import sql
 
 from benchmarks import compare, postgres, served
+from benchmarks.chaos import tasks
 from benchmarks.chaos.contenders import MODULES, is_installed
 from benchmarks.compare import Comparison, Figures
 
@@ -56,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
     names = [name for name in options.contenders if is_installed(name)]
     titles = (f"{options.kills} kills in {options.rows:,} jobs", f"{options.seconds:g} s of races")
     comparisons = [Comparison(title) for title in titles]
+    killed = Comparison(f"{options.kills} kills in {options.rows:,} tasks", bars=[*tasks.BARS])
     provider = served.Server(request_seconds=REQUEST_SECONDS)
     try:
         with postgres.database() as server, TemporaryDirectory() as temporary:
@@ -65,9 +69,12 @@ def run(options: argparse.Namespace) -> int:
                 for name, [kills, races] in rounds.items():
                     comparisons[0].found.setdefault(name, []).append(kills)
                     comparisons[1].found.setdefault(name, []).append(races)
+                if OURS in names:
+                    found = _run_tasks(number, options, server.url, logs)
+                    killed.found.setdefault(OURS, []).append(found)
     finally:
         provider.stop()
-    status = compare.report(comparisons, options)
+    status = compare.report([*comparisons, *([killed] if OURS in names else [])], options)
     wrong = [one for one in comparisons if any(map(partial(_most, one), COUNTS))]
     print(f"\nours, to be zero: {'**missed**' if wrong else 'all zero'}")
     return status or int(bool(wrong))
@@ -101,6 +108,22 @@ def _run(
         for name, process in running.items():
             assert process.returncode == 0, f"{name} has ended with {process.returncode}"
     return {name: json.loads(text.splitlines()[-1]) for name, text in told.items()}
+
+
+def _run_tasks(number: int, options: argparse.Namespace, url: str, logs: Path) -> Figures:
+    """Run the round of tasks, and return what was counted."""
+    folder = logs / f"{tasks.NAME}-{number}"
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes = (str(options.rows), str(options.kills), str(folder))
+    with databases(url, [f"chaos_{number}_{tasks.NAME}"]) as [own]:
+        told = subprocess.run(
+            [sys.executable, "-m", "benchmarks.chaos", tasks.NAME, *sizes],
+            env={**os.environ, "DATABASE_URL": own},
+            check=True,
+            stdout=subprocess.PIPE,
+        )
+    found: Figures = json.loads(told.stdout.splitlines()[-1])
+    return found
 
 
 @contextmanager

@@ -11,7 +11,9 @@ from django.conf import settings
 
 
 def set_up(url: str, *, apps: list[str], backend: str, **options: Any) -> None:
-    """Configure Django with one backend."""
+    """Configure Django with one backend, unless it is configured."""
+    if settings.configured:
+        return
     settings.configure(
         DATABASES={"default": {**dj_database_url.parse(url), "CONN_MAX_AGE": None}},
         INSTALLED_APPS=apps,

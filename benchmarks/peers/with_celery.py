@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from celery import Celery
 
+from benchmarks.peers.producer import Producer
 from benchmarks.queue.handler import AT_ONCE, Handler
 
 MOST_JOBS = 20_000
@@ -13,11 +15,23 @@ MOST_JOBS = 20_000
 
 def fill(url: str, count: int) -> None:
     """Add jobs, to an empty broker."""
+    _app().control.purge()
+    producer(url).many(range(count))
+
+
+def producer(url: str) -> Producer:
+    """Return what adds jobs. Celery sends one message a job."""
     app = _app()
-    app.control.purge()
-    with app.producer_or_acquire() as producer:
-        for number in range(count):
-            app.send_task("handle", (number,), producer=producer)
+
+    def one(number: int) -> None:
+        app.send_task("handle", (number,))
+
+    def many(numbers: Sequence[int]) -> None:
+        with app.producer_or_acquire() as sending:
+            for number in numbers:
+                app.send_task("handle", (number,), producer=sending)
+
+    return Producer(one, many)
 
 
 def drain(url: str, handler: Handler) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import asyncpg
+import psycopg
 import uvloop
 from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
-from pgqueuer.adapters.persistence.queries import Queries
+from pgqueuer.adapters.drivers.psycopg import SyncPsycopgDriver
+from pgqueuer.adapters.persistence.queries import Queries, SyncQueries
 from pgqueuer.core.applications import PgQueuer
+from pgqueuer.domain.models import Job
 
+from benchmarks.peers.producer import Producer
 from benchmarks.queue.handler import BATCH, Handler
 
 
@@ -29,6 +34,20 @@ async def _fill(url: str, count: int) -> None:
     await connection.close()
 
 
+def producer(url: str) -> Producer:
+    """Return what adds jobs."""
+    queries = SyncQueries(SyncPsycopgDriver(psycopg.connect(url, autocommit=True)))
+
+    def one(number: int) -> None:
+        queries.enqueue("handle", str(number).encode())
+
+    def many(numbers: Sequence[int]) -> None:
+        payloads = [str(number).encode() for number in numbers]
+        queries.enqueue(["handle"] * len(payloads), payloads, [0] * len(payloads))
+
+    return Producer(one, many)
+
+
 def drain(url: str, handler: Handler) -> None:
     """Handle all jobs."""
     uvloop.run(_drain(url, handler))
@@ -39,7 +58,7 @@ async def _drain(url: str, handler: Handler) -> None:
     queue = PgQueuer(AsyncpgDriver(connection))
 
     @queue.entrypoint("handle")
-    async def handle(job: object) -> None:
-        await handler.later(job)
+    async def handle(job: Job) -> None:
+        await handler.later(int(job.payload or 0))
 
     await queue.run(batch_size=BATCH, max_concurrent_tasks=4 * BATCH)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+from collections.abc import Sequence
 
 import procrastinate
 import psycopg
 
+from benchmarks.peers.producer import Producer
 from benchmarks.queue.handler import AT_ONCE, Handler
 
 MOST_JOBS = 20_000
@@ -35,6 +38,25 @@ async def _fill(url: str, count: int) -> None:
         for start in range(0, count, 1000):
             numbers = range(start, min(start + 1000, count))
             await handle.batch_defer_async(*({"number": number} for number in numbers))
+
+
+def producer(url: str) -> Producer:
+    """Return what adds jobs."""
+    app = procrastinate.App(connector=procrastinate.SyncPsycopgConnector(conninfo=url))
+
+    @app.task(name="handle")
+    def handle(number: int) -> None: ...
+
+    app.open()
+    atexit.register(app.close)  # else its threads hold up the end of the process
+
+    def one(number: int) -> None:
+        handle.defer(number=number)
+
+    def many(numbers: Sequence[int]) -> None:
+        handle.batch_defer(*({"number": number} for number in numbers))
+
+    return Producer(one, many)
 
 
 def drain(url: str, handler: Handler) -> None:
