@@ -71,11 +71,11 @@ def test_a_worker_tells_now_and_then_how_many_rows_it_has_done(
 
     progress = [one for one in caplog.records if one.event == "pgembed.worker_progress"]
     [ended] = [one for one in caplog.records if one.event == "pgembed.worker_ended"]
-    assert ended.rows == 3
+    assert ended.jobs == 3
     # What was done since the last time, and nothing where that is nothing.
     assert progress
-    assert all(one.rows for one in progress)
-    assert sum(one.rows for one in progress) <= 3
+    assert all(one.jobs for one in progress)
+    assert sum(one.jobs for one in progress) <= 3
     assert all(one.seconds > 0 for one in progress)
 
 

