@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -101,3 +102,50 @@ def test_cron_lines_follow_the_time_zone_of_the_project_and_its_summer_time(sett
         local = due.astimezone(ZoneInfo("Europe/Vienna"))
         assert (local.hour, local.minute) == (3, 30)
     assert summer - winter == timedelta(hours=24)
+
+
+def test_a_cron_line_whose_time_has_just_come_is_not_passed_over():
+    due = schedules.next_run(scheduled.nightly, datetime(2026, 3, 1, 12, tzinfo=UTC))
+    assert due.second
+    assert schedules.next_run(scheduled.nightly, due.replace(second=0)) == due
+    assert schedules.next_run(scheduled.nightly, due) > due + timedelta(hours=23)
+
+
+def test_no_run_is_in_the_past_when_the_clock_is_put_back_to_winter_time(settings):
+    settings.TIME_ZONE = "Europe/Vienna"
+    at_half_past_two = dataclasses.replace(scheduled.nightly, every="30 2 * * *")
+    with timezone.override(None):
+        # 02:10 for the second time. Half past two has been.
+        due = schedules.next_run(at_half_past_two, datetime(2026, 10, 25, 1, 10, tzinfo=UTC))
+        assert due.astimezone(ZoneInfo("Europe/Vienna")).day == 26
+
+
+def test_a_workers_clock_that_is_behind_repeats_no_run(monkeypatch):
+    before = datetime.now(UTC)
+    monkeypatch.setattr(timezone, "now", lambda: before - timedelta(hours=1))
+    schedules.restore(using="default")
+    assert run_of(TICK).run_at > before
+
+
+def test_a_run_of_a_changed_cron_line_is_moved():
+    schedules.restore(using="default")
+    due = run_of(NIGHTLY).run_at
+    Task.objects.filter(function=NIGHTLY).update(run_at=due + timedelta(minutes=10))
+    assert schedules.restore(using="default") == 1
+    assert run_of(NIGHTLY).run_at == due
+
+
+def test_a_run_that_a_person_runs_now_is_not_moved():
+    schedules.restore(using="default")
+    make_due(NIGHTLY)
+    assert schedules.restore(using="default") == 0
+    assert run_of(NIGHTLY).run_at < timezone.now()
+
+
+def test_runs_of_functions_that_are_scheduled_no_more_are_deleted():
+    schedules.restore(using="default")
+    Task.objects.filter(function=TICK).update(function="tests.app.tasks.note")
+    Task.objects.filter(function=NIGHTLY).update(function="tests.app.tasks.of_newer_code")
+    schedules.restore(using="default")
+    left = {TICK, NIGHTLY, "tests.app.tasks.of_newer_code"}
+    assert {*Task.objects.values_list("function", flat=True)} == left
