@@ -143,7 +143,7 @@ class Task(NotFromFixtures):
                 name="pgembed_task_later",
             ),
             models.Index(
-                fields=["queue", "unit"],
+                fields=["queue", "unit", "tenant"],
                 condition=PENDING & Q(is_coalesced=True),
                 name="pgembed_task_coalesced",
             ),

@@ -9,7 +9,7 @@ TASKS = Table(
     Task,
     newer=(
         "newer.is_coalesced AND newer.spec = job.spec AND newer.source_pk = job.source_pk "
-        "AND newer.kind = job.kind AND job.is_coalesced"
+        "AND newer.tenant = job.tenant AND newer.kind = job.kind AND job.is_coalesced"
     ),
     beside="other.spec = job.spec AND other.serial = job.serial",
     has_units=False,

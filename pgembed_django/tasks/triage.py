@@ -31,8 +31,8 @@ SETTLE_SUPERSEDED = TASKS("""
       )
 """)
 
-# Its batch has counted it as failed, and its schedule has gone on: it is part of neither any more.
-# Its key is kept from now on until it ends again.
+# Its schedule has gone on: it is no run of it any more. Its batch waits for it again, if that has
+# not ended. Its key is kept from now on until it ends again.
 RETRY = """
     WITH again AS (
         UPDATE pgembed_task
@@ -44,7 +44,6 @@ RETRY = """
             run_at = statement_timestamp(),
             finished_at = NULL,
             signature = '',
-            batch_id = NULL,
             is_scheduled = false,
             cancel_asked_at = NULL
         WHERE id = %(id)s

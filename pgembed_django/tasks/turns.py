@@ -218,7 +218,7 @@ HOLD_KEYS = """
         SELECT task.*
         FROM head
         CROSS JOIN LATERAL (
-            SELECT id, source_pk, kind, is_coalesced
+            SELECT id, source_pk, tenant, kind, is_coalesced
             FROM pgembed_task AS task
             WHERE task.id = head.id
               AND status = 'pending'
@@ -246,6 +246,7 @@ HOLD_KEYS = """
           AND other.status = 'pending'
           AND other.spec = %(queue)s
           AND other.source_pk = candidate.source_pk
+          AND other.tenant = candidate.tenant
           AND other.kind = candidate.kind
           AND other.id <> candidate.id
         OFFSET 0

@@ -11,7 +11,7 @@ from django.db import DataError, connection, connections, transaction
 from django.db.models.functions import Now
 
 from pgembed_django.models import Task, TaskBatch
-from pgembed_django.tasks import batch
+from pgembed_django.tasks import batch, triage
 from pgembed_django.tasks.api import InvalidTask
 from pgembed_django.tasks.finishing import Ended, complete
 from pgembed_django.testing import run_tasks
@@ -163,3 +163,38 @@ def count(statement: str, *given: Any) -> int:
     with connection.cursor() as cursor:
         cursor.execute(statement, given or None)
         return int(cursor.fetchone()[0])
+
+
+def test_a_failure_that_a_person_retries_in_time_is_waited_for():
+    made = batch(notes(2), then=LAST)
+    one, other = Task.objects.order_by("pk").values_list("pk", flat=True)
+    Task.objects.filter(pk=one).update(status="failed", last_error="no", finished_at=Now())
+    assert triage.retry_failed([one], using="default") == {"retried": 1}
+    Task.objects.filter(pk=other).delete()
+    assert not following()
+    assert run_tasks() == 2
+    assert (made.progress().ended, made.progress().failed) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {},
+        [],
+        "tests.app.tasks.note",
+        {"function": None},
+        {"function": "a", "priority": 101},
+        {"function": "a", "priority": "high"},
+        {"function": "a", "queue": "a.b"},
+        {"function": "a", "queue": "a" * 3000},
+        {"function": "a", "arguments": [1]},
+        {"function": "a", "run_after": "2999-01-01"},
+        {"function": "a", "coalesce_key": "a"},
+    ],
+)
+def test_what_could_not_follow_is_refused_when_the_batch_is_enqueued(last):
+    """Otherwise the last of the tasks could never end."""
+    given = json.dumps([{"function": "tests.app.tasks.note", "arguments": {"args": ["a"]}}])
+    with pytest.raises(DataError):
+        count("SELECT pgembed_enqueue_batch_v1(%s, %s)", given, json.dumps(last))
+    assert not Task.objects.exists()

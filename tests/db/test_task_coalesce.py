@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 
+import psycopg
 import pytest
 from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from pgembed_django.models import Task
+from pgembed_django.models import Ending, Task
+from pgembed_django.queue import jobs
+from pgembed_django.tasks.table import TASKS
 from pgembed_django.testing import run_tasks
 from tests.app import tasks
 from tests.app.models import Note
@@ -103,3 +106,59 @@ def test_a_task_that_another_writer_has_locked_is_not_waited_for():
         thread.join(10)
         assert answers
         assert answers != [first.id]
+
+
+ENQUEUE = """
+    SELECT pgembed_enqueue_task_v1(
+        'tests.app.tasks.note',
+        jsonb_build_object('args', jsonb_build_array(%s::text)),
+        tenant => %s,
+        coalesce_key => 'report',
+        bump => 'replace'
+    )
+"""
+
+
+def test_tenants_do_not_coalesce(second_connection):
+    for tenant in "ab":
+        second_connection.execute(ENQUEUE, [f"of {tenant}", tenant])
+    second_connection.commit()
+    assert run_tasks() == 2
+    assert {*Note.objects.values_list("body", flat=True)} == {"of a", "of b"}
+
+
+def test_tenants_do_not_collapse_nor_supersede_each_other(second_connection):
+    second_connection.execute(ENQUEUE, ["of a", "a"])
+    second_connection.commit()
+    Task.objects.update(
+        status="running",
+        worker_id=1,
+        lease_expires_at=Now() - timedelta(hours=1),
+        claims=1,
+        started_at=Now(),
+    )
+    second_connection.execute(ENQUEUE, ["of b", "b"])
+    second_connection.commit()
+    [(_, ending)] = jobs.reap(max_crashes=3, using="default", table=TASKS)
+    assert ending is Ending.REQUEUED
+
+
+def test_a_newer_writer_that_is_rolled_back_takes_no_later_write_along(connect):
+    """The last write must not go into an older task, which the next claim would drop."""
+    one, other = connect(), connect()
+
+    def write(to: psycopg.Connection, text: str) -> int:
+        return int(to.execute(ENQUEUE, [text, "a"]).fetchone()[0])
+
+    first = write(one, "first")
+    one.commit()
+    write(one, "second")
+    assert write(other, "third") != first
+    one.commit()
+    other.commit()
+    write(other, "rolled back")
+    write(one, "last")
+    one.commit()
+    other.rollback()
+    assert run_tasks() == 1
+    assert Note.objects.get().body == "last"

@@ -9,7 +9,9 @@ import pytest
 from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 
+from pgembed_django.core import database
 from pgembed_django.models import Job, Task, TaskKey
+from pgembed_django.tasks.finishing import Ended, complete
 from pgembed_django.testing import run_tasks
 from tests.app import tasks
 
@@ -137,3 +139,15 @@ def test_plain_tasks_do_not_come_to_the_trigger(django_assert_num_queries):
         )
         assert cursor.fetchall() == []
         cursor.execute("RESET track_functions")
+
+
+def test_who_asks_for_a_key_that_is_taken_does_not_hold_up_the_end_of_its_task(second_connection):
+    first = remember()
+    answer = second_connection.execute(
+        "SELECT pgembed_enqueue_task_v1('tests.app.tasks.remember', tenant => 'a', once => %s)",
+        [key().key],
+    ).fetchone()
+    assert answer == (int(first),)
+    with database.giving_way("default", wait=database.BRIEFLY):
+        complete([Ended(int(first))], using="default")()
+    assert key().expires_at is not None

@@ -59,7 +59,13 @@ FUNCTIONS = {
     "pgembed_record_partitions_v1": "",
 }
 
-PARTS = ("enqueue_end_v1", "nudge_v1", "embedding_table_v1", "plain_call_v1")
+PARTS = (
+    "enqueue_end_v1",
+    "nudge_v1",
+    "embedding_table_v1",
+    "plain_call_v1",
+    "task_problem_v1",
+)
 """SQL that several functions have in common. Like them, it is never changed once released."""
 
 

@@ -14,9 +14,38 @@ AS $$
 DECLARE
     batch_id bigint;
     unknown text;
+    problem text;
 BEGIN
-    IF jsonb_typeof(tasks) IS DISTINCT FROM 'array' THEN
+    IF jsonb_typeof(tasks) IS DISTINCT FROM 'array'
+        OR jsonb_path_exists(tasks, 'strict $[*] ? (@.type() != "object")')
+    THEN
         RAISE invalid_parameter_value USING MESSAGE = 'tasks must be an array of objects';
+    END IF;
+    -- Otherwise the last of the tasks could not end.
+    IF jsonb_typeof(following) <> 'object' OR following ? 'run_after' THEN
+        RAISE invalid_parameter_value
+        USING MESSAGE = 'following must be an object without run_after';
+    END IF;
+    SELECT {task_problem_v1}
+    INTO problem
+    FROM (
+        SELECT
+            following ->> 'function' AS function,
+            COALESCE(following -> 'arguments', '{{}}') AS arguments,
+            COALESCE(following ->> 'queue', 'default') AS queue,
+            COALESCE(following ->> 'tenant', '') AS tenant,
+            COALESCE((following ->> 'priority')::integer, 0) AS priority,
+            following ->> 'once' AS once,
+            interval '7 days' AS once_for,
+            NULL::text AS coalesce_key,
+            'keep'::text AS bump,
+            NULL::interval AS max_wait,
+            NULL::bigint AS batch,
+            false AS is_scheduled
+    ) AS given
+    WHERE following IS NOT NULL;
+    IF problem IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'following: ' || problem;
     END IF;
     SELECT name
     INTO unknown

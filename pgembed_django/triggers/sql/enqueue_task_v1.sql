@@ -32,26 +32,7 @@ DECLARE
     found_id bigint;
     problem text;
 BEGIN
-    problem := CASE
-        WHEN num_nulls(function, arguments, queue, tenant, priority, once_for, bump, is_scheduled) > 0
-        THEN 'function, arguments, queue, tenant, priority, once_for and bump must not be NULL'
-        WHEN jsonb_typeof(arguments) <> 'object' OR arguments - 'args' - 'kwargs' <> '{{}}'
-        THEN 'arguments must be an object with "args", "kwargs" or both'
-        WHEN jsonb_typeof(arguments -> 'args') <> 'array'
-        THEN '"args" must be an array'
-        WHEN jsonb_typeof(arguments -> 'kwargs') <> 'object'
-        THEN '"kwargs" must be an object'
-        WHEN queue LIKE '%.%' OR queue = ''
-        THEN format('the name of a queue has no dot, and is not empty: %L', queue)
-        WHEN bump NOT IN ('keep', 'latest', 'replace')
-        THEN format('bump must be keep, latest or replace, not %L', bump)
-        WHEN bump = 'latest' AND coalesce_key IS NOT NULL AND max_wait IS NULL
-        THEN 'bump "latest" needs max_wait: it would postpone the task for ever'
-        WHEN priority NOT BETWEEN -100 AND 100
-        THEN format('priority must be between -100 and 100, not %s', priority)
-        WHEN coalesce_key IS NOT NULL AND (once IS NOT NULL OR batch IS NOT NULL)
-        THEN 'coalesce_key excludes once and batch'
-    END;
+    problem := {task_problem_v1};
     IF problem IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = problem;
     END IF;
@@ -70,39 +51,52 @@ BEGIN
         serial := left(serial, 100) || encode(sha256(convert_to(serial, 'UTF8')), 'hex');
     END IF;
 
-    IF once IS NOT NULL THEN
-        INSERT INTO {tables}.pgembed_taskkey AS taken (tenant, key, task_id, kept_for)
-        VALUES (tenant, once, new_id, once_for)
-        ON CONFLICT ON CONSTRAINT pgembed_one_task_per_key DO UPDATE SET
-            task_id = excluded.task_id,
-            kept_for = excluded.kept_for,
-            created_at = excluded.created_at,
-            expires_at = NULL
-        -- Locks the key in any case, so that the next statement sees it.
-        WHERE taken.expires_at < statement_timestamp();
-        IF NOT FOUND THEN
-            SELECT task_id
-            INTO STRICT found_id
-            FROM {tables}.pgembed_taskkey AS taken
-            WHERE taken.tenant = pgembed_enqueue_task_v1.tenant
-              AND taken.key = once;
+    -- A key that is taken is only read. ON CONFLICT DO UPDATE would lock it until this transaction
+    -- ends, and the end of its task would wait for that.
+    WHILE once IS NOT NULL LOOP
+        SELECT task_id
+        INTO found_id
+        FROM {tables}.pgembed_taskkey AS taken
+        WHERE taken.tenant = pgembed_enqueue_task_v1.tenant
+          AND taken.key = once
+          AND (taken.expires_at < statement_timestamp()) IS NOT TRUE;
+        IF FOUND THEN
             RETURN found_id;
         END IF;
-    END IF;
+        UPDATE {tables}.pgembed_taskkey AS taken
+        SET
+            task_id = new_id,
+            kept_for = once_for,
+            created_at = statement_timestamp(),
+            expires_at = NULL
+        WHERE taken.tenant = pgembed_enqueue_task_v1.tenant
+          AND taken.key = once
+          AND taken.expires_at < statement_timestamp();
+        EXIT WHEN FOUND;
+        INSERT INTO {tables}.pgembed_taskkey (tenant, key, task_id, kept_for)
+        VALUES (tenant, once, new_id, once_for)
+        ON CONFLICT ON CONSTRAINT pgembed_one_task_per_key DO NOTHING;
+        EXIT WHEN FOUND;
+    END LOOP;
 
     IF coalesce_key IS NOT NULL THEN
         -- SKIP LOCKED: whoever has locked the pending one, a writer or a claim, need not be waited
-        -- for, as another one is inserted then. The claim collapses them.
+        -- for, as another one is inserted then. The claim collapses them into the newest. So an
+        -- older one will not do: if the writer of the newest is rolled back, that one would win.
         SELECT task.id
         INTO found_id
         FROM {tables}.pgembed_task AS task
         WHERE task.status = 'pending'
-          AND task.is_coalesced
-          AND task.spec = queue
-          AND task.source_pk = coalesce_key
-          AND task.kind = function
-        ORDER BY task.id DESC
-        LIMIT 1
+          AND task.id = (
+              SELECT max(newest.id)
+              FROM {tables}.pgembed_task AS newest
+              WHERE newest.status = 'pending'
+                AND newest.is_coalesced
+                AND newest.spec = queue
+                AND newest.source_pk = coalesce_key
+                AND newest.tenant = pgembed_enqueue_task_v1.tenant
+                AND newest.kind = function
+          )
         FOR NO KEY UPDATE SKIP LOCKED;
         IF FOUND THEN
             UPDATE {tables}.pgembed_task AS task
