@@ -172,8 +172,8 @@ class Task(NotFromFixtures):
             models.Index(fields=["finished_at"], condition=ENDED, name="pgembed_task_retention"),
             models.Index(fields=["run_at"], condition=DISMISSED, name="pgembed_task_dismissed"),
             models.Index(
-                fields=["batch_id"],
-                condition=Q(batch_id__isnull=False),
+                fields=["batch_id", "id"],
+                condition=Q(batch_id__isnull=False, status__in=["pending", "running"]),
                 name="pgembed_task_of_batch",
             ),
         ]
@@ -217,7 +217,6 @@ class TaskBatch(NotFromFixtures):
 
     id = models.BigAutoField(primary_key=True)
     total = models.IntegerField()
-    ended = models.IntegerField(db_default=0)
     failed = models.IntegerField(db_default=0, help_text=_("Of those that have ended."))
     following = models.JSONField(
         null=True, blank=True, help_text=_("What is enqueued at the end, as for the SQL function.")

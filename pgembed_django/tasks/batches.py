@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from pgembed_django.core import database
-from pgembed_django.models import TaskBatch
+from pgembed_django.models import Task, TaskBatch
+from pgembed_django.models.job import PENDING, RUNNING
 from pgembed_django.tasks import api, backend, declaration
 from pgembed_django.tasks.api import InvalidTask, TaskResult
 from pgembed_django.triggers import sql
@@ -46,7 +47,10 @@ class Batch:
             TaskBatch.DoesNotExist: it ended more than a week ago.
         """
         found = TaskBatch.objects.using(self.using).get(pk=self.id)
-        return Progress(found.total, found.ended, found.failed, found.ended_at)
+        tasks = Task.objects.using(self.using).filter(PENDING | RUNNING, batch_id=self.id)
+        # After the end, those are of no account that a person has retried.
+        left = 0 if found.ended_at else tasks.count()
+        return Progress(found.total, found.total - left, found.failed, found.ended_at)
 
     def following(self) -> TaskResult[Any, Any] | None:
         """Return the task that followed, if it has been enqueued and is still known."""

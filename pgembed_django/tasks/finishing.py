@@ -9,27 +9,14 @@ from typing import Any, NamedTuple
 from pgembed_django.core import database
 from pgembed_django.tasks import schedules
 
-# In order, so that two workers that complete tasks of the same batches do not wait for each other.
+# In the order of ids, so that two workers that end batches lock these in one order mostly.
 COMPLETE = """
-    WITH counting AS MATERIALIZED (
-        SELECT batch.id
-        FROM pgembed_taskbatch AS batch
-        WHERE batch.id = ANY(ARRAY(
-            SELECT batch_id
-            FROM pgembed_task
-            WHERE id = ANY(%(ids)s::bigint[])
-              AND batch_id IS NOT NULL
-        ))
-        ORDER BY batch.id
-        FOR NO KEY UPDATE
-    ),
-    done AS (
+    WITH done AS (
         DELETE FROM pgembed_task AS task
         USING unnest(%(ids)s::bigint[], %(results)s::text[], %(keeps)s::float8[])
             AS ended(id, result, keep)
         WHERE task.id = ended.id
           AND task.id = ANY(%(ids)s::bigint[])
-          AND (SELECT count(*) FROM counting) >= 0
         RETURNING task.*, ended.result, ended.keep
     ),
     kept AS (
@@ -78,6 +65,7 @@ def complete(ended: list[Ended], *, using: str) -> Callable[[], Mapping[int, flo
 
     Returns what reads how many seconds each one that somebody waits for waited for its start.
     """
+    ended = sorted(ended, key=lambda one: one.task_id)
     read = database.send_prepared(
         using,
         COMPLETE,

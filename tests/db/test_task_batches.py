@@ -10,6 +10,7 @@ import pytest
 from django.db import DataError, connection, connections, transaction
 from django.db.models.functions import Now
 
+from pgembed_django.core import database
 from pgembed_django.models import Task, TaskBatch
 from pgembed_django.tasks import batch, triage
 from pgembed_django.tasks.api import InvalidTask
@@ -90,57 +91,125 @@ def test_a_rollback_takes_the_batch_along():
     assert not Task.objects.exists()
 
 
-def test_two_workers_that_end_the_last_two_enqueue_what_follows_once():
+def test_two_workers_that_end_the_last_two_enqueue_what_follows_once(connect):
     batch(notes(2), then=LAST)
-    one, other = Task.objects.order_by("pk")
-
-    def end_other() -> None:
-        with transaction.atomic():
-            complete([Ended(other.pk)], using="default")()
-        connections.close_all()
-
+    one, other = Task.objects.order_by("pk").values_list("pk", flat=True)
+    second = threading.Thread(target=end, args=[[other]])
     with transaction.atomic():
-        complete([Ended(one.pk)], using="default")()
-        second = threading.Thread(target=end_other)
-        second.start()
-        wait_until(lambda: count("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+        hold([one])
+        with connect() as holder:  # until both are about to end
+            holder.execute("SELECT FROM pgembed_task WHERE id = %s FOR UPDATE", [other])
+            complete([Ended(one)], using="default")()
+            second.start()
+            until_waiting(1)
+        until_waiting(1)
         assert not following()
     second.join(10)
     assert following() == 1
 
 
-def test_two_workers_that_end_tasks_of_the_same_batches_do_not_deadlock():
+def test_an_end_that_is_yet_to_commit_holds_up_no_other_one(second_connection):
+    made = batch(notes(3), then=LAST)
+    one, other, third = Task.objects.order_by("pk").values_list("pk", flat=True)
+    second_connection.execute("DELETE FROM pgembed_task WHERE id = %s", [one])
+    with database.giving_way("default", wait=database.BRIEFLY):
+        complete([Ended(other)], using="default")()
+    second_connection.commit()
+    assert made.progress().ended == 2
+    complete([Ended(third)], using="default")()
+    assert following() == 1
+
+
+def test_the_last_end_sees_one_that_is_rolled_back(second_connection):
+    batch(notes(2), then=LAST)
+    one, other = Task.objects.order_by("pk").values_list("pk", flat=True)
+    second_connection.execute("DELETE FROM pgembed_task WHERE id = %s", [one])
+    thread = threading.Thread(target=end, args=[[other]])
+    thread.start()
+    until_waiting(1)
+    second_connection.rollback()
+    thread.join(10)
+    assert not following()
+    complete([Ended(one)], using="default")()
+    assert following() == 1
+
+
+def test_two_workers_that_end_the_last_tasks_of_two_batches_do_not_deadlock():
     first, second = batch(notes(2)), batch(notes(2))
     of_first = [*Task.objects.filter(batch_id=first.id).values_list("pk", flat=True)]
     of_second = [*Task.objects.filter(batch_id=second.id).values_list("pk", flat=True)]
     errors: list[Exception] = []
-
-    def end(ids: list[int]) -> None:
-        try:
-            with transaction.atomic():
-                complete([Ended(one) for one in ids], using="default")()
-        except Exception as error:  # noqa: BLE001 - compared below
-            errors.append(error)
-        finally:
-            connections.close_all()
-
+    turns = [threading.Barrier(2) for _ in range(2)]
     # If each took the batches in the order of its tasks, the one that has the second batch would
     # wait for the first, which the other gets before it.
     orders = [[of_first[0], of_second[0]], [of_second[1], of_first[1]]]
-    threads = [threading.Thread(target=end, args=[ids]) for ids in orders]
+    threads = [
+        threading.Thread(target=end, args=[ids, turn, errors])
+        for ids, turn in zip(orders, turns, strict=True)
+    ]
     with transaction.atomic():
         TaskBatch.objects.select_for_update().get(pk=first.id)
-        for waiting, thread in enumerate(threads, start=1):
+        for thread in threads:
             thread.start()
-            wait_until(
-                lambda waiting=waiting: (
-                    count("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted") == waiting
-                )
-            )
+        wait_until(lambda: all(turn.n_waiting for turn in turns))
+        for waiting, turn in enumerate(turns, start=1):
+            turn.wait(10)
+            until_waiting(waiting)
     for thread in threads:
         thread.join(30)
     assert not errors
-    assert (first.progress().ended, second.progress().ended) == (2, 2)
+    assert first.progress().ended_at is not None
+    assert second.progress().ended_at is not None
+
+
+def test_many_ends_in_one_statement_look_for_another_one_once():
+    batch(notes(300), then=LAST)
+    first = Task.objects.order_by("pk").values_list("pk", flat=True)[0]
+    Task.objects.filter(pk=first).update(
+        status="running", worker_id=1, lease_expires_at=Now(), claims=1
+    )
+    with transaction.atomic():
+        before = entries_read()
+        Task.objects.filter(status="pending")._raw_delete("default")
+        assert entries_read() - before < 1000
+    assert not following()
+    Task.objects.filter(pk=first).delete()
+    assert following() == 1
+
+
+def entries_read() -> int:
+    """Return how many entries this transaction has read of the index of tasks by batches."""
+    return count("SELECT pg_stat_get_xact_tuples_returned('pgembed_task_of_batch'::regclass)")
+
+
+def hold(ids: list[int]) -> None:
+    """Lock tasks as workers do before they complete them."""
+    assert len(Task.objects.select_for_update(no_key=True).filter(pk__in=ids)) == len(ids)
+
+
+def end(
+    ids: list[int],
+    turn: threading.Barrier | None = None,
+    errors: list[Exception] | None = None,
+) -> None:
+    try:
+        with transaction.atomic():
+            hold(ids)
+            if turn is not None:
+                turn.wait(10)
+            complete([Ended(one) for one in ids], using="default")()
+    except Exception as error:
+        if errors is None:
+            raise
+        errors.append(error)
+    finally:
+        connections.close_all()
+
+
+def until_waiting(backends: int) -> None:
+    wait_until(
+        lambda: count("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted") == backends
+    )
 
 
 def test_tasks_with_keys_are_refused():

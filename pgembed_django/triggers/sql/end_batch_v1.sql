@@ -1,30 +1,46 @@
--- Enqueue what follows a batch, if all its tasks have ended. The caller has locked the batch.
+-- Enqueue what follows a batch, if all its tasks have ended. Two that end the last tasks wait for
+-- each other here.
 CREATE OR REPLACE FUNCTION {functions}.pgembed_end_batch_v1(batch bigint)
 RETURNS void
-LANGUAGE sql
+LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
-    WITH ended AS (
-        SELECT id, following
-        FROM {tables}.pgembed_taskbatch
-        WHERE id = batch
-          AND ended_at IS NOT NULL
-          AND following IS NOT NULL
-          AND following_id IS NULL
-    )
+#variable_conflict use_variable
+DECLARE
+    following jsonb;
+BEGIN
+    SELECT done.following
+    INTO following
+    FROM {tables}.pgembed_taskbatch AS done
+    WHERE done.id = batch
+      AND done.ended_at IS NULL
+    FOR NO KEY UPDATE;
+    -- A statement of its own: it sees what those before have committed.
+    IF NOT FOUND OR EXISTS (
+        SELECT
+        FROM {tables}.pgembed_task AS task
+        WHERE task.batch_id = batch
+          AND task.status IN ('pending', 'running')
+    ) THEN
+        RETURN;
+    END IF;
     UPDATE {tables}.pgembed_taskbatch AS done
-    SET following_id = {functions}.pgembed_enqueue_task_v1(
-        function => ended.following ->> 'function',
-        arguments => COALESCE(ended.following -> 'arguments', '{{}}'),
-        queue => COALESCE(ended.following ->> 'queue', 'default'),
-        tenant => COALESCE(ended.following ->> 'tenant', ''),
-        priority => COALESCE((ended.following ->> 'priority')::integer, 0),
-        once => ended.following ->> 'once',
-        serial => ended.following ->> 'serial'
-    )
-    FROM ended
-    WHERE done.id = ended.id;
+    SET
+        ended_at = statement_timestamp(),
+        following_id = CASE WHEN following IS NOT NULL THEN
+            {functions}.pgembed_enqueue_task_v1(
+                function => following ->> 'function',
+                arguments => COALESCE(following -> 'arguments', '{{}}'),
+                queue => COALESCE(following ->> 'queue', 'default'),
+                tenant => COALESCE(following ->> 'tenant', ''),
+                priority => COALESCE((following ->> 'priority')::integer, 0),
+                once => following ->> 'once',
+                serial => following ->> 'serial'
+            )
+        END
+    WHERE done.id = batch;
+END
 $$;
 
 REVOKE EXECUTE ON FUNCTION {functions}.pgembed_end_batch_v1(bigint) FROM PUBLIC;

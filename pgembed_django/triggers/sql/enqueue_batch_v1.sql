@@ -62,12 +62,8 @@ BEGIN
         );
     END IF;
 
-    INSERT INTO {tables}.pgembed_taskbatch (total, following, ended_at)
-    VALUES (
-        jsonb_array_length(tasks),
-        following,
-        CASE WHEN jsonb_array_length(tasks) = 0 THEN statement_timestamp() END
-    )
+    INSERT INTO {tables}.pgembed_taskbatch (total, following)
+    VALUES (jsonb_array_length(tasks), following)
     RETURNING id INTO batch_id;
 
     PERFORM {functions}.pgembed_enqueue_task_v1(
@@ -81,7 +77,9 @@ BEGIN
         batch => batch_id
     )
     FROM jsonb_array_elements(tasks) AS given(task);
-    PERFORM {functions}.pgembed_end_batch_v1(batch_id);
+    IF jsonb_array_length(tasks) = 0 THEN
+        PERFORM {functions}.pgembed_end_batch_v1(batch_id);
+    END IF;
     RETURN batch_id;
 END
 $$;
