@@ -49,11 +49,15 @@ def after_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
     )
     if not _is_unmigrated(sender):
         return
-    with connections[using].cursor() as cursor:
-        found = connections[using].introspection.get_constraints(cursor, "pgembed_job")
-    if found and "pgembed_job_is_possible" not in found:
-        with connections[using].schema_editor() as schema_editor:
-            schema_editor.execute(sql.text("job_is_possible_v1"), params=None)
+    for table in ("pgembed_job", "pgembed_task"):
+        with connections[using].cursor() as cursor:
+            found = connections[using].introspection.get_constraints(cursor, table)
+        if found and f"{table}_is_possible" not in found:
+            with connections[using].schema_editor() as schema_editor:
+                statement = sql.text("job_is_possible_v1").replace("pgembed_job", table)
+                schema_editor.execute(statement, params=None)
+    with connections[using].schema_editor() as schema_editor:
+        sql.watch_tasks(schema_editor)
 
 
 def _is_unmigrated(sender: AppConfig) -> bool:

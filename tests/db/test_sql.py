@@ -129,6 +129,33 @@ def test_without_migrations_what_they_bring_is_created_and_only_once(settings: A
 
 
 @pytest.mark.django_db
+def test_without_migrations_functions_come_before_the_tables_and_their_triggers_after(
+    settings: Any,
+) -> None:
+    settings.MIGRATION_MODULES = {"pgembed": None}
+    ours = apps.get_app_config("pgembed")
+    with connection.cursor() as cursor:
+        cursor.execute("DROP FUNCTION pgembed_task_ended_v1, pgembed_tasks_truncated_v1 CASCADE")
+        cursor.execute("ALTER TABLE pgembed_task DROP CONSTRAINT pgembed_task_is_possible")
+        cursor.execute("DROP FUNCTION pgembed_task_is_possible_v1")
+        cursor.execute("ALTER TABLE pgembed_task RENAME TO not_there_yet")
+
+        unmigrated.before_migrate(ours, using="default")
+        cursor.execute("ALTER TABLE not_there_yet RENAME TO pgembed_task")
+        unmigrated.after_migrate(ours, using="default")
+
+        cursor.execute(
+            "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'pgembed_task'::regclass "
+            "AND tgfoid = ANY(ARRAY['pgembed_task_ended_v1'::regproc::oid, "
+            "'pgembed_tasks_truncated_v1'::regproc::oid])"
+        )
+        assert cursor.fetchone() == (3,)
+        call("pgembed_enqueue_task_v1", "a")
+        with pytest.raises(IntegrityError):
+            cursor.execute("UPDATE pgembed_task SET status = 'failed'")
+
+
+@pytest.mark.django_db
 def test_with_migrations_the_extension_is_left_to_them() -> None:
     with CaptureQueriesContext(connection) as captured:
         unmigrated.before_migrate(apps.get_app_config("pgembed"), using="default")

@@ -38,6 +38,13 @@ WRITES_TO = r"""
     FROM pg_catalog.unnest(%(names)s::text[]) AS wanted(name)
 """
 
+SCHEMA_OF_TASKS = """
+    SELECT nspname
+    FROM pg_class
+    JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE pg_class.oid = to_regclass('pgembed_task')::oid
+"""
+
 # Name -> argument types, which Postgres needs to drop a function.
 FUNCTIONS = {
     "pgembed_enqueue_v1": "text, text, integer",
@@ -122,8 +129,28 @@ def install(apps: Any, schema_editor: Any, *, tables: str | None = None) -> None
             cursor.execute("SELECT current_schema()")
             [tables] = cursor.fetchone()
         _refuse_others(cursor, tables)
+    names = _names(connection, tables)
+    parts = {name: sql.SQL(text(name).strip()).format(**names) for name in PARTS}
+    for name in FUNCTIONS:
+        statement = sql.SQL(text(name.removeprefix("pgembed_"))).format(**names, **parts)
+        schema_editor.execute(statement.as_string(connection.connection), params=None)
+    watch_tasks(schema_editor)
+
+
+def watch_tasks(schema_editor: Any) -> None:
+    """Create the triggers of the table of tasks, if it exists. They call the functions."""
+    connection = schema_editor.connection
+    with connection.cursor() as cursor:
+        cursor.execute(SCHEMA_OF_TASKS)
+        found = cursor.fetchall()
+    for (tables,) in found:
+        statement = sql.SQL(text("task_triggers_v1")).format(**_names(connection, tables))
+        schema_editor.execute(statement.as_string(connection.connection), params=None)
+
+
+def _names(connection: Any, tables: str) -> dict[str, sql.Composable]:
     schema = sql.Identifier(tables).as_string(connection.connection)
-    names = {
+    return {
         "functions": sql.Identifier(_functions_schema() or tables),
         "tables": sql.Identifier(tables),
         "schema": sql.Literal(f"{schema}."),
@@ -131,10 +158,6 @@ def install(apps: Any, schema_editor: Any, *, tables: str | None = None) -> None
         "task_ids": sql.Literal(f"{schema}.pgembed_task_id_seq"),
         "space": sql.Literal(f"{schema}.pgembed_space"),
     }
-    parts = {name: sql.SQL(text(name).strip()).format(**names) for name in PARTS}
-    for name in FUNCTIONS:
-        statement = sql.SQL(text(name.removeprefix("pgembed_"))).format(**names, **parts)
-        schema_editor.execute(statement.as_string(connection.connection), params=None)
 
 
 def uninstall(apps: Any, schema_editor: Any) -> None:

@@ -15,8 +15,3 @@ BEGIN
     RETURN NULL;
 END
 $$;
-
-CREATE OR REPLACE TRIGGER pgembed_tasks_truncated
-AFTER TRUNCATE ON {tables}.pgembed_task
-FOR EACH STATEMENT
-EXECUTE FUNCTION {functions}.pgembed_tasks_truncated_v1();
