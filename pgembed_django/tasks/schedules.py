@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import zlib
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -33,23 +32,6 @@ PRECISION = timedelta(milliseconds=1)
 """Of the times of intervals that are no whole seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A schedule, and its runs."""
-
-    task: declaration.Task[Any, Any]
-    next_run_at: datetime | None
-    """None while it runs, or until a worker has added it."""
-    is_running: bool
-    last_run_at: datetime | None
-    """When the last run began."""
-
-    @property
-    def function(self) -> str:
-        """The function's dotted path."""
-        return str(self.task.module_path)
-
-
 def next_run(task: declaration.Task[Any, Any], now: datetime) -> datetime:
     """Return when a task is to run next. Cron lines are in the project's time zone.
 
@@ -70,7 +52,10 @@ def next_run(task: declaration.Task[Any, Any], now: datetime) -> datetime:
 
 
 def insert_next(task: Any, *, started_at: datetime | str | None = None, using: str) -> None:
-    """Insert a task's next run, unless there is one. ``started_at``: when the last one began."""
+    """Insert a task's next run, unless there is one. ``started_at``: when the last one began.
+
+    Until the next one begins, its row keeps that, for people.
+    """
     if getattr(task, "every", None) is None:
         return
     due = task.using(run_after=_stored(next_run(task, _now(using))))
@@ -112,26 +97,6 @@ def restore(*, using: str) -> int:
             if getattr(results.declared(run.function), "every", None) is None:
                 database.delete(unfinished.filter(pk=run.pk, status="pending", claims=0))
     return changed
-
-
-def of_all(*, using: str) -> list[Schedule]:
-    """Return all schedules of this project, by path."""
-    tasks = known()
-    rows = Task.objects.using(using).filter(is_scheduled=True, status__in=UNFINISHED)
-    there = {one.function: one for one in rows}
-    found = []
-    for path in sorted(tasks):
-        run = there.get(path)
-        is_running = run is not None and run.status == "running"
-        found.append(
-            Schedule(
-                tasks[path],
-                next_run_at=run.run_at if run and not is_running else None,
-                is_running=is_running,
-                last_run_at=run.started_at if run else None,
-            )
-        )
-    return found
 
 
 def _is_moved(task: declaration.Task[Any, Any], run: Task) -> bool:

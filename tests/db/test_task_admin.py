@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -432,14 +432,15 @@ def test_a_queue_is_paused_seen_to_be_and_resumed(operator: Client, viewer: Clie
     assert not Pause.objects.exists()
 
 
-def test_schedules_are_listed_with_their_next_run(operator: Client) -> None:
+def test_schedules_are_listed_with_their_last_and_next_run(operator: Client) -> None:
     assert "No task with a schedule" in text(operator, f"{LIST}schedules/")
     tasks.add.using(run_after=timezone.now() + timedelta(days=1)).enqueue(1, 2)
-    Task.objects.update(is_scheduled=True)
+    Task.objects.update(is_scheduled=True, started_at=datetime(2026, 5, 17, 12, tzinfo=UTC))
 
     page = text(operator, f"{LIST}schedules/")
 
     assert "tests.app.tasks.add" in page
+    assert "05/17/2026" in page
     assert 'value="run_now"' in page
 
 
