@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
@@ -26,6 +26,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from pgembed_django.core import database
+from pgembed_django.models import Task as TaskRow
 from pgembed_django.models import TaskOutcome
 from pgembed_django.tasks import results
 from pgembed_django.tasks.declaration import Task
@@ -96,6 +97,9 @@ def hand_over(move: Move, task: Any, task_id: int, call: Call, *, using: str) ->
     keys = task.keys(*call) if isinstance(task, Task) else {}
     key = key_of(task_id, tenant=keys.get("tenant", ""), once=keys.get("once"))
     known = TaskOutcome.objects.using(using).filter(key=key, outcome=ENQUEUED)
+    tasks = TaskRow.objects.using(using).filter(pk=task_id)
+    if created_at := tasks.values_list("created_at", flat=True).first():
+        known = known.filter(ended_at__gte=created_at)  # of this task, not of one before
     if not move.writes_both or keys.get("coalesce") or known.exists():
         return
     note(key, path, ENQUEUED, consumer=HERE, using=using)
@@ -137,17 +141,18 @@ class NotYet(Exception):
     """The copy of a task may not have been sent yet: look again in a moment."""
 
 
-def is_left_to_other(move: Move, key: str, path: str, *, using: str) -> bool:
+def is_left_to_other(move: Move, key: str, path: str, *, since: datetime, using: str) -> bool:
     """Return whether the other queue runs a task, as its copy is there. Records that.
+
+    ``since``: when it was enqueued. An earlier task may have had the same key.
 
     Raises:
         NotYet: it is not known yet.
     """
     if move.stage != "shadow":
         return False
-    known = {
-        one.outcome: one for one in TaskOutcome.objects.using(using).filter(key=key, consumer=HERE)
-    }
+    noted = TaskOutcome.objects.using(using).filter(key=key, consumer=HERE, ended_at__gte=since)
+    known = {one.outcome: one for one in noted}
     if ENQUEUED not in known:
         return False  # enqueued in another stage, or by what is not handed over
     if SENT not in known:

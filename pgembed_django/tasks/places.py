@@ -15,8 +15,9 @@ from queue import Empty, SimpleQueue
 
 from django.db import connections
 
+from pgembed_django.tasks.errors import described
 from pgembed_django.tasks.processes import Child
-from pgembed_django.tasks.running import Run, leave_sessions
+from pgembed_django.tasks.running import End, Outcome, Run, leave_sessions
 
 IDLE_SECONDS = 10.0
 """After so long without a run, a thread closes its connections to databases."""
@@ -106,16 +107,27 @@ class _Place(threading.Thread):
         """Run tasks until told to end."""
         while (run := self._next()) is not None:
             self.run_now = run
-            if self._child is not None:
-                self._child.run(run)
-            else:
-                run.run()
-                leave_sessions()
+            # One that was given back while it waited is another worker's now.
+            if not run.is_given_up:
+                self._run(run)
             self.run_now = None
             self._done(run)
             if self.is_surplus:
                 break
         connections.close_all()
+
+    def _run(self, run: Run) -> None:
+        try:
+            if self._child is not None:
+                self._child.run(run)
+            else:
+                run.run()
+                leave_sessions()
+        except BaseException as error:  # noqa: BLE001 - else nobody would tell how it has ended
+            if self._child is not None:
+                self._child.give_up()
+            if run.outcome is None:
+                run.outcome = Outcome(End.RETRY, described(error))
 
     def close(self) -> None:
         """Kill the process, if there is one."""
@@ -174,6 +186,9 @@ class _Coroutines:
         with suppress(IndexError):
             while self._free > 0:
                 run = self._todo.popleft()
+                if run.is_given_up:
+                    self._done(run)
+                    continue
                 self._free -= 1
                 task = self._loop.create_task(run.arun())
                 # The loop keeps only weak references to tasks.

@@ -66,6 +66,11 @@ class Child:
             said = self._died()
             run.outcome = Outcome(End.CRASHED, said)
 
+    def give_up(self) -> None:
+        """End the child: what it was told, or has answered, cannot be understood."""
+        self._kill()
+        self._died()
+
     def close(self) -> None:
         """End the child. Any thread may call it."""
         self._is_closed = True
@@ -186,7 +191,8 @@ def main(number: int) -> None:
         leave_sessions()
         outcome = run.outcome
         try:
-            pickle.dumps(outcome)
+            # An exception may be pickled, and then not be made again of its arguments.
+            pickle.loads(pickle.dumps(outcome))  # noqa: S301 - our own
         except Exception:  # noqa: BLE001 - the exception is a project's own
             outcome = outcome and outcome._replace(error=None)
         pipe.send(("outcome", outcome))

@@ -352,7 +352,8 @@ class Run:
         if move is None:
             return False
         try:
-            return moving.is_left_to_other(move, self.key, self.call.claim.kind, using=self.using)
+            path, since = self.call.claim.kind, self.call.created_at
+            return moving.is_left_to_other(move, self.key, path, since=since, using=self.using)
         except moving.NotYet:
             raise Again(None, moving.LOOK_SECONDS) from None
 

@@ -303,3 +303,27 @@ def fail_superseded(key: str, text: str) -> None:
     if text == "old":
         fail_superseded.enqueue(key, "new")
         raise ValueError(text)
+
+
+@task(takes_context=True)
+def run_twice(context: Any, path: str) -> None:
+    """Ask for another run, and write a note in that one."""
+    if not Path(path).exists():
+        Path(path).touch()
+        context.retry(in_seconds=0)
+    Note.objects.create(body="second run")
+
+
+class OddError(Exception):
+    """An error that cannot be made again of its arguments."""
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(f"{where}: {why}")
+
+
+@task(backoff=0)
+def fail_oddly(path: str) -> None:
+    """Fail the first time."""
+    if not Path(path).exists():
+        Path(path).touch()
+        raise OddError("here", "because")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from io import StringIO
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import transaction
+from django.db.models.functions import Now
 
-from pgembed_django.models import Task, TaskOutcome
+from pgembed_django.models import Task, TaskKey, TaskOutcome
 from pgembed_django.tasks import moving
 from pgembed_django.testing import run_tasks
 from tests.app import tasks
@@ -135,6 +137,19 @@ def test_a_key_is_sent_once(stage):
     tasks.remember.enqueue("a", "1")
     tasks.remember.enqueue("a", "1")
     assert [message[3] for message in sent] == ["a:1"]
+
+
+def test_a_key_that_is_used_again_after_it_has_expired_is_sent_again(stage):
+    stage("shadow")
+    tasks.remember.enqueue("a", "1")
+    assert run_tasks() == 1
+    consume_all()
+    TaskKey.objects.update(expires_at=Now() - timedelta(seconds=1))
+    tasks.remember.enqueue("a", "1")
+    assert len(sent) == 1
+    assert run_tasks() == 1
+    consume_all()
+    assert bodies() == ["a 1", "a 1"]
 
 
 def test_postgres_alone_leaves_the_other_consumer_idle(stage):

@@ -193,3 +193,15 @@ def terminate(state: str) -> int:
             [state],
         )
         return cursor.fetchone()[0]
+
+
+@PLACES
+def test_a_task_may_ask_for_another_run(start_worker, tmp_path, options):
+    """What a process answers with may be pickled, and not be made again of it."""
+    tasks.run_twice.enqueue(str(tmp_path / "first"))
+    tasks.fail_oddly.enqueue(str(tmp_path / "odd"))
+    start_worker(*options, **SOON)
+
+    wait_for_end()
+
+    assert Note.objects.get().body == "second run"

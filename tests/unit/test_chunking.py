@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import re
+import unicodedata
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -76,7 +77,9 @@ def test_only_a_single_grapheme_exceeds_the_size(chunker, text):
         if count_in(chunker, chunk.text) > chunker.size:
             # Next to what a newer Unicode may join, more is kept together.
             rare = regex.search(r"[\p{Cn}\p{Cf}]", chunk.text)
-            assert rare or len(regex.findall(r"\X", chunk.text)) == 1
+            # Python's own tables may be older than those of regex.
+            is_new = any(unicodedata.category(one) in {"Cn", "Cf"} for one in chunk.text)
+            assert rare or is_new or len(regex.findall(r"\X", chunk.text)) == 1
 
 
 @given(chunkers, texts)

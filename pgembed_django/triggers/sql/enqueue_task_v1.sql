@@ -114,7 +114,9 @@ BEGIN
                 END,
                 attempts = 0,
                 crashes = 0,
-                outages = 0
+                outages = 0,
+                -- Whoever asked for its end meant the call before.
+                cancel_asked_at = NULL
             WHERE task.id = found_id;
             {nudge_v1}
             RETURN found_id;

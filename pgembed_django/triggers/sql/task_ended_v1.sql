@@ -66,3 +66,6 @@ BEGIN
     RETURN NULL;
 END
 $$;
+
+-- Whoever may make a table could else let a trigger of its own call it.
+REVOKE EXECUTE ON FUNCTION {functions}.pgembed_task_ended_v1() FROM PUBLIC;

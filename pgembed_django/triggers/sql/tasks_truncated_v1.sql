@@ -15,3 +15,6 @@ BEGIN
     RETURN NULL;
 END
 $$;
+
+-- Whoever may make a table could else let a trigger of its own call it.
+REVOKE EXECUTE ON FUNCTION {functions}.pgembed_tasks_truncated_v1() FROM PUBLIC;
