@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from pgembed_django.models import Task
-from pgembed_django.tasks import schedules
+from pgembed_django.tasks import declaration, schedules
 from pgembed_django.testing import run_tasks
 from tests.app import scheduled
 from tests.app.models import Note
@@ -28,6 +28,17 @@ def run_of(path: str) -> Task:
 
 def make_due(path: str) -> None:
     Task.objects.filter(function=path).update(run_at=Now() - timedelta(hours=5))
+
+
+@pytest.fixture(autouse=True)
+def only_these(monkeypatch):
+    """Leave out what other tests have declared."""
+    ours = {
+        path: task
+        for path, task in declaration.scheduled.items()
+        if path.startswith("tests.app.scheduled.")
+    }
+    monkeypatch.setattr(declaration, "scheduled", ours)
 
 
 def test_a_worker_adds_missing_runs_once():
