@@ -89,7 +89,10 @@ class Project:
             return cursor.fetchall() if cursor.description else []
 
     def triggers(self) -> list[str]:
-        found = self.ask("SELECT tgname FROM pg_trigger WHERE NOT tgisinternal ORDER BY tgname")
+        """Return the names of the triggers that its own migrations have made."""
+        found = self.ask(
+            r"SELECT tgname FROM pg_trigger WHERE tgname LIKE 'pgtrigger\_%' ORDER BY tgname"
+        )
         return [str(name) for [name] in found]
 
     def jobs(self) -> list[tuple[object, ...]]:
