@@ -130,7 +130,7 @@ def test_the_files_lead_to_a_search(start: Callable[..., subprocess.Popen[str]])
 
     worker = start(*command)
     assert worker.stdout
-    while "Embedded" not in (line := worker.stdout.readline()):
+    while "Completed" not in (line := worker.stdout.readline()):
         assert line, "the worker has ended"
     worker.send_signal(signal.SIGTERM)
 
