@@ -49,9 +49,8 @@ GRANT SELECT
 GRANT INSERT, UPDATE, DELETE ON pgembed_job, pgembed_pause TO mysite_staff;
 GRANT DELETE ON pgembed_staging TO mysite_staff;
 GRANT INSERT, UPDATE ON pgembed_scancursor TO mysite_staff;
--- To retry and cancel tasks. Their keys are kept for longer, and their batches count on.
+-- To retry and cancel tasks. Their keys and batches follow by triggers.
 GRANT UPDATE, DELETE ON pgembed_task TO mysite_staff;
-GRANT UPDATE ON pgembed_taskbatch, pgembed_taskkey TO mysite_staff;
 
 -- The worker's own tables.
 GRANT SELECT, INSERT, UPDATE, DELETE

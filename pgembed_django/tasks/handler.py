@@ -17,7 +17,7 @@ from pgembed_django.models import Task
 from pgembed_django.models.job import Ending
 from pgembed_django.queue import jobs
 from pgembed_django.queue.completing import Completion
-from pgembed_django.queue.handler import Handler, Hindrances, Ready, Setting, Write
+from pgembed_django.queue.handler import Handler, Hindrances, Ready, Setting
 from pgembed_django.queue.in_flight import HeldJob
 from pgembed_django.queue.jobs import Claim, Lease, Table
 from pgembed_django.queue.maintenance import Chore
@@ -228,10 +228,6 @@ class TaskHandler(Handler):
                 self._runs[task_id].cancel("A person has asked for it.")
 
     # How they end
-
-    def writing(self, finished: Sequence[HeldJob]) -> Write:
-        """Write nothing: results are kept by ``complete``."""
-        return lambda ours: {job.claim.id: 0 for job in ours}
 
     def complete(
         self, ours: Sequence[HeldJob], items: Mapping[int, int], *, keep_seconds: float, using: str

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 from django.db.models.functions import Now
 
 from pgembed_django.core import database
 from pgembed_django.models import Task
-from pgembed_django.models.job import PENDING, RUNNING
+from pgembed_django.models.job import PENDING
 from pgembed_django.queue import jobs
+from pgembed_django.tasks import canceling
 from pgembed_django.tasks.table import TASKS
 
 # A pending one of its key goes on in its place.
@@ -32,35 +34,22 @@ SETTLE_SUPERSEDED = TASKS("""
 """)
 
 # Its schedule has gone on: it is no run of it any more. Its batch waits for it again, if that has
-# not ended. Its key is kept from now on until it ends again.
+# not ended, and its key is kept until it ends again: both by the trigger on ends.
 RETRY = """
-    WITH again AS (
-        UPDATE pgembed_task
-        SET
-            status = 'pending',
-            attempts = 0,
-            crashes = 0,
-            outages = 0,
-            run_at = statement_timestamp(),
-            finished_at = NULL,
-            signature = '',
-            is_scheduled = false,
-            cancel_asked_at = NULL
-        WHERE id = %(id)s
-          AND status IN ('failed', 'dismissed')
-          AND settled_at IS NULL
-        RETURNING id, tenant, once
-    ),
-    kept AS (
-        UPDATE pgembed_taskkey AS kept
-        SET expires_at = NULL
-        FROM again
-        WHERE kept.tenant = again.tenant
-          AND kept.key = again.once
-          AND kept.task_id = again.id
-    )
-    SELECT id
-    FROM again
+    UPDATE pgembed_task
+    SET
+        status = 'pending',
+        attempts = 0,
+        crashes = 0,
+        outages = 0,
+        run_at = statement_timestamp(),
+        finished_at = NULL,
+        signature = '',
+        is_scheduled = false,
+        cancel_asked_at = NULL
+    WHERE id = %(id)s
+      AND status IN ('failed', 'dismissed')
+      AND settled_at IS NULL
 """
 
 
@@ -74,7 +63,7 @@ def retry_failed(task_ids: Iterable[int], *, using: str, wakes: bool = True) -> 
     def retry(task_id: int) -> str:
         if database.execute(using, SETTLE_SUPERSEDED, id=task_id):
             return "superseded"
-        return "retried" if database.rows(using, RETRY, id=task_id) else "gone"
+        return "retried" if database.execute(using, RETRY, id=task_id) else "gone"
 
     counts = jobs.each(task_ids, retry, using=using)
     if wakes:
@@ -104,11 +93,4 @@ def cancel(task_ids: Iterable[int], *, using: str) -> Counter[str]:
 
     Returns how many were ``canceled``, ``asked``, ``gone`` and ``busy``.
     """
-
-    def cancel_one(task_id: int) -> str:
-        task = Task.objects.using(using).filter(pk=task_id)
-        if database.delete(task.filter(PENDING)):
-            return "canceled"
-        return "asked" if task.filter(RUNNING).update(cancel_asked_at=Now()) else "gone"
-
-    return jobs.each(task_ids, cancel_one, using=using)
+    return jobs.each(task_ids, partial(canceling.cancel_one, using=using), using=using)

@@ -462,8 +462,6 @@ class TestStaff:
             ("pgembed_scancursor", "UPDATE"),
             ("pgembed_task", "UPDATE"),
             ("pgembed_task", "DELETE"),
-            ("pgembed_taskbatch", "UPDATE"),
-            ("pgembed_taskkey", "UPDATE"),
         }
 
 
