@@ -22,8 +22,26 @@ pytestmark = pytest.mark.live
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCE = REPOSITORY / "pgembed_django"
 
-CORE = {"django", "django-pgtrigger", "numpy", "pgvector", "psycopg", "requests", "urllib3"}
-THEIRS = {"asgiref", "certifi", "charset-normalizer", "idna", "sqlparse", "typing-extensions"}
+CORE = {
+    "cronsim",
+    "django",
+    "django-pgtrigger",
+    "django-tasks",
+    "numpy",
+    "pgvector",
+    "psycopg",
+    "requests",
+    "urllib3",
+}
+THEIRS = {
+    "asgiref",
+    "certifi",
+    "charset-normalizer",
+    "django-stubs-ext",
+    "idna",
+    "sqlparse",
+    "typing-extensions",
+}
 """What the core dependencies need themselves."""
 
 EXTRAS = {

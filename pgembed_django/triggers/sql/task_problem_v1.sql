@@ -1,6 +1,7 @@
 -- What keeps a task from being enqueued, or NULL.
 CASE
-    WHEN num_nulls(function, arguments, queue, tenant, priority, once_for, bump, is_scheduled) > 0
+    WHEN function IS NULL OR arguments IS NULL OR queue IS NULL OR tenant IS NULL
+      OR priority IS NULL OR once_for IS NULL OR bump IS NULL OR is_scheduled IS NULL
     THEN 'function, arguments, queue, tenant, priority, once_for and bump must not be NULL'
     WHEN jsonb_typeof(arguments) <> 'object' OR arguments - 'args' - 'kwargs' <> '{{}}'
     THEN 'arguments must be an object with "args", "kwargs" or both'
