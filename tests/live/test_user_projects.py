@@ -28,7 +28,8 @@ DATABASES["default"]["TEST"] = {{"NAME": "test_user_{pid}"}}
 SECRET_KEY = "only for tests"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-INSTALLED_APPS = ["django.contrib.postgres", "pgtrigger", "pgembed_django", "blog"]
+INSTALLED_APPS = ["django.contrib.postgres", "pgtrigger", "pgembed_django", "shop", "blog"]
+TASKS = {{"default": {{"BACKEND": "pgembed_django.tasks.PostgresBackend"}}}}
 PGEMBED_PROVIDERS = {{
     "default": {{
         "BACKEND": "pgembed_django.providers.ollama.OllamaProvider",
@@ -49,6 +50,29 @@ from pgembed_django import embeddable
 class Article(models.Model):
     title = models.TextField()
     published_time = models.DateTimeField(null=True, blank=True)
+"""
+SHOP_MODELS = """
+from django.db import models
+
+
+class Order(models.Model):
+    def pay(self):
+        from shop.tasks import send_receipt
+
+        send_receipt.enqueue(order_id=self.pk)
+
+
+class Receipt(models.Model):
+    order = models.ForeignKey(Order, models.CASCADE)
+"""
+SHOP_TASKS = """
+from pgembed_django.tasks import task
+from shop.models import Receipt
+
+
+@task
+def send_receipt(order_id):
+    Receipt.objects.create(order_id=order_id)
 """
 
 
@@ -86,8 +110,11 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 @pytest.fixture
 def project(tmp_path: Path, installed: Path) -> Path:
     """A small project, migrated by its own migration, with the tests of the page."""
-    unittests, pytests = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    unittests, pytests, of_tasks = re.findall(
+        r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S
+    )
     (tmp_path / "blog").mkdir()
+    (tmp_path / "shop").mkdir()
     files = {
         "manage.py": "from django.core.management import execute_from_command_line as run\n"
         "import sys\nrun(sys.argv)\n",
@@ -95,11 +122,17 @@ def project(tmp_path: Path, installed: Path) -> Path:
         "blog/__init__.py": "",
         "blog/models.py": MODELS,
         "blog/tests.py": unittests,
+        "shop/__init__.py": "",
+        "shop/models.py": SHOP_MODELS,
+        "shop/tasks.py": SHOP_TASKS,
+        "shop/tests.py": of_tasks,
         "test_blog.py": pytests,
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    made = run(tmp_path, "manage.py", "makemigrations", "blog", DJANGO_SETTINGS_MODULE="settings")
+    made = run(
+        tmp_path, "manage.py", "makemigrations", "blog", "shop", DJANGO_SETTINGS_MODULE="settings"
+    )
     assert made.returncode == 0, made.stderr
     return tmp_path
 
@@ -107,11 +140,13 @@ def project(tmp_path: Path, installed: Path) -> Path:
 def test_the_tests_of_the_page_pass_in_a_users_project(project):
     by_django = run(project, "manage.py", "test", DJANGO_SETTINGS_MODULE="settings")
     assert by_django.returncode == 0, by_django.stderr
-    assert "Ran 3 tests" in by_django.stderr
+    assert "Ran 4 tests" in by_django.stderr
 
-    by_pytest = run_pytest(project, "--ds=settings", "test_blog.py", "blog/tests.py")
+    by_pytest = run_pytest(
+        project, "--ds=settings", "test_blog.py", "blog/tests.py", "shop/tests.py"
+    )
     assert by_pytest.returncode == 0, by_pytest.stdout + by_pytest.stderr
-    assert "5 passed" in by_pytest.stdout
+    assert "6 passed" in by_pytest.stdout
 
 
 @pytest.mark.parametrize("are_migrations_left_out", ["by pytest", "by the settings", "by the app"])
@@ -123,10 +158,12 @@ def test_the_tests_of_the_page_pass_without_migrations(project, are_migrations_l
     if are_migrations_left_out == "by the app":
         shutil.rmtree(project / "blog" / "migrations")
 
-    done = run_pytest(project, "--ds=settings", *options, "test_blog.py", "blog/tests.py")
+    done = run_pytest(
+        project, "--ds=settings", *options, "test_blog.py", "blog/tests.py", "shop/tests.py"
+    )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "5 passed" in done.stdout
+    assert "6 passed" in done.stdout
 
 
 SEED = """
