@@ -31,6 +31,18 @@ def note(body: str) -> None:
     Note.objects.create(body=body)
 
 
+HELD_UP = 1852
+"""The key of the lock that holds up ``note_and_wait``."""
+
+
+@task()
+def note_and_wait(body: str) -> None:
+    """Write a note, and end no sooner than a lock is free."""
+    Note.objects.create(body=body)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [HELD_UP])
+
+
 @task()
 def fail(message: str) -> None:
     """Fail."""
