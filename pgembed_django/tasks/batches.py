@@ -69,7 +69,8 @@ def batch(calls: Iterable[Call], *, then: Call | None = None) -> Batch:
     in the transaction of the last end, and at once if there are no calls.
 
     Raises:
-        InvalidTask: a call has a key of ``once`` or ``coalesce``, or is for another backend.
+        InvalidTask: a call has a key of ``once`` or ``coalesce``, ``then`` has a time of its own,
+            or one is for another backend.
     """
     using = backend.database()
     tasks = [_given(call) for call in calls]
@@ -87,6 +88,8 @@ def _given(call: Call, *, is_last: bool = False) -> dict[str, Any]:
     if not isinstance(task_backend, backend.PostgresBackend):
         raise InvalidTask(f"{task.module_path} has the backend {task.backend!r}, which is another.")
     task_backend.validate_task(task)
+    if is_last and task.run_after is not None:
+        raise InvalidTask(f"{task.module_path} follows at once: take its run_after away.")
     keys = task.keys(args, kwargs) if isinstance(task, declaration.Task) else {}
     if keys.get("coalesce") or (keys.get("once") and not is_last):
         raise InvalidTask(

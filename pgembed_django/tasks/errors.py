@@ -1,8 +1,11 @@
-"""Describe a task's error: class and message in one line, then the end of its traceback."""
+"""What a run raises to ask for another one, and how errors are described for people."""
 
 from __future__ import annotations
 
 import traceback
+from datetime import datetime
+
+from django.utils import timezone
 
 from pgembed_django.core import faults
 from pgembed_django.providers.errors import without_secrets
@@ -13,8 +16,19 @@ OURS = "pgembed_django/tasks/"
 CUT = "Traceback (most recent call last):\n  …\n"
 
 
+class Again(BaseException):
+    """Raised by ``context.retry()``. No ``Exception``, so that no code of the task catches it."""
+
+    def __init__(self, at: datetime | None, in_seconds: float) -> None:
+        super().__init__("another run was asked for")
+        self.seconds = max((at - timezone.now()).total_seconds() if at else in_seconds, 0.0)
+
+
 def described(error: BaseException) -> str:
-    """Return an error as it is stored: bounded, without secrets, never longer than a job keeps."""
+    """Return an error as it is stored: bounded, without secrets, never longer than a job keeps.
+
+    Class and message are in the first line, and the end of the traceback follows.
+    """
     kind = type(error)
     path = f"{kind.__module__}.{kind.__qualname__}"
     message = faults.message(error)

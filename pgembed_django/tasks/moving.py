@@ -14,23 +14,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import quote
 
 from django.db import transaction
+from django.db.models import Max
 from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from pgembed_django.core import database
+from pgembed_django.core.coroutines import entered
 from pgembed_django.models import Task as TaskRow
 from pgembed_django.models import TaskOutcome
 from pgembed_django.tasks import results
 from pgembed_django.tasks.declaration import Task
 from pgembed_django.tasks.enqueueing import Call
+from pgembed_django.tasks.errors import Again
 
 STAGES = ("both", "shadow", "postgres")
 HERE = "postgres"
@@ -84,7 +88,7 @@ def problems(backend: Any) -> Iterator[tuple[str, str]]:
 
 def key_of(task_id: int, *, tenant: str, once: str | None) -> str:
     """Return the name of a call, the same at each attempt and in both queues."""
-    return f"{tenant}:{once}" if once else f"task:{task_id}"
+    return f"{quote(tenant, safe='')}:{once}" if once else f"task-{task_id}"
 
 
 def hand_over(move: Move, task: Any, task_id: int, call: Call, *, using: str) -> None:
@@ -130,6 +134,8 @@ def noting(key: str, path: str, *, consumer: str, using: str) -> Iterator[list[A
     results: list[Any] = []
     try:
         yield results
+    except Again as again:
+        raise RetryAsked(again.seconds) from None
     except BaseException:
         note(key, path, FAILED, consumer=consumer, using=using)
         raise
@@ -139,6 +145,14 @@ def noting(key: str, path: str, *, consumer: str, using: str) -> Iterator[list[A
 
 class NotYet(Exception):
     """The copy of a task may not have been sent yet: look again in a moment."""
+
+
+class RetryAsked(Exception):
+    """A task that runs in the other queue asks it for another run, in so many ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"another run was asked for, in {seconds:g} s")
+        self.seconds = seconds
 
 
 def is_left_to_other(move: Move, key: str, path: str, *, since: datetime, using: str) -> bool:
@@ -169,19 +183,25 @@ def consume(path: str, args: Sequence[Any], kwargs: Mapping[str, Any], key: str)
 
     Does nothing in the stage ``postgres``, or once the move is over, unless the task has been left
     to the other queue before. Returns what the task returns.
+
+    Raises:
+        RetryAsked: it has called ``context.retry()``.
     """
     task = results.declared(path)
     backend = task.get_backend()
     using, move = backend.database, of(backend)
     if not (move and move.writes_both):
-        done = {
-            *TaskOutcome.objects.using(using).filter(key=key).values_list("consumer", "outcome")
-        }
+        noted = TaskOutcome.objects.using(using).filter(key=key)
+        last = noted.filter(outcome=ENQUEUED).aggregate(at=Max("ended_at"))["at"]
+        # Not of an earlier task with this key.
+        noted = noted.filter(ended_at__gte=last) if last else noted
+        done = {*noted.values_list("consumer", "outcome")}
         if (HERE, SHADOWED) not in done or (THERE, SUCCEEDED) in done:
             return None
     given = [*args]
     if task.takes_context:
-        given.insert(0, OtherContext(key=key, tenant=task.keys(args, kwargs)["tenant"]))
+        tenant = task.keys(args, kwargs)["tenant"] if isinstance(task, Task) else ""
+        given.insert(0, OtherContext(key=key, tenant=tenant, using=using))
     with noting(key, path, consumer=THERE, using=using) as returned:
         returned.append(task.call(*given, **kwargs))
     return returned[0]
@@ -193,14 +213,28 @@ class OtherContext:
 
     key: str
     tenant: str
+    using: str
     attempt: int = 1
     is_canceled: bool = False
 
+    def check(self) -> None:
+        """Do nothing: nobody cancels it here."""
+
     @contextmanager
-    def completing(self) -> Iterator[None]:
+    def completing(self, *, result: Any = None) -> Iterator[None]:
         """Commit what is written inside at once. There is no task's end to commit with it."""
-        with transaction.atomic():
+        with transaction.atomic(using=self.using, durable=True):
             yield
+
+    @asynccontextmanager
+    async def acompleting(self, *, result: Any = None) -> AsyncIterator[None]:
+        """Do the same in an async function."""
+        async with entered(self.completing(result=result)):
+            yield
+
+    def retry(self, *, at: datetime | None = None, in_seconds: float = 0) -> None:
+        """End this run. ``consume`` raises ``RetryAsked``."""
+        raise Again(at, in_seconds)
 
 
 # Compare

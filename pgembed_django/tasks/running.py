@@ -25,20 +25,21 @@ from django.utils import timezone
 
 from pgembed_django import events
 from pgembed_django.core import database, faults
-from pgembed_django.exceptions import Canceled, LeaseLost, PgembedError
+from pgembed_django.core.coroutines import entered
+from pgembed_django.exceptions import (
+    Canceled,
+    InputRefused,
+    LeaseLost,
+    PgembedError,
+    ProviderUnavailable,
+)
 from pgembed_django.queue.jobs import Claim
 from pgembed_django.tasks import api, arguments, moving
 from pgembed_django.tasks.completing import Completing
-from pgembed_django.tasks.errors import described
+from pgembed_django.tasks.errors import Again, described
 from pgembed_django.tasks.finishing import Ended
 
-
-class Again(BaseException):
-    """Raised by ``context.retry()``. No ``Exception``, so that no code of the task catches it."""
-
-    def __init__(self, at: datetime | None, in_seconds: float) -> None:
-        super().__init__("another run was asked for")
-        self.seconds = (at - timezone.now()).total_seconds() if at else in_seconds
+OF_PROVIDER = (ProviderUnavailable, InputRefused)
 
 
 class Call(NamedTuple):
@@ -63,7 +64,7 @@ class End(enum.Enum):
     CANCELED = enum.auto()
     LOST = enum.auto()
     PUT_OFF = enum.auto()
-    """The database went down under it."""
+    """The database went down under it, or its provider."""
     RETRY = enum.auto()
     FAILED = enum.auto()
     CRASHED = enum.auto()
@@ -122,16 +123,8 @@ class Context(api.TaskContext):  # type: ignore[type-arg, misc]
     @asynccontextmanager
     async def acompleting(self, *, result: Any = None) -> AsyncIterator[None]:
         """Do the same in an async function, for what Django's async ORM writes inside."""
-        block = self.run.completing(result)
-        # In the one thread that also runs the async ORM's statements of this task.
-        await sync_to_async(block.__enter__)()
-        try:
+        async with entered(self.run.completing(result)):
             yield
-        except BaseException as error:
-            if not await sync_to_async(block.__exit__)(type(error), error, error.__traceback__):
-                raise
-        else:
-            await sync_to_async(block.__exit__)(None, None, None)
 
     def retry(self, *, at: datetime | None = None, in_seconds: float = 0) -> None:
         """End this run, and ask for another one at a time. It costs no attempt."""
@@ -257,15 +250,8 @@ class Run:
     async def _acall(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if not (self.call.tenant and self.enter_tenant):
             return await self.task.func(*args, **kwargs)
-        inside = self.enter_tenant(self.call.tenant)
-        await sync_to_async(inside.__enter__)()
-        try:
-            result = await self.task.func(*args, **kwargs)
-        except BaseException as error:
-            await sync_to_async(inside.__exit__)(type(error), error, error.__traceback__)
-            raise
-        await sync_to_async(inside.__exit__)(None, None, None)
-        return result
+        async with entered(self.enter_tenant(self.call.tenant)):
+            return await self.task.func(*args, **kwargs)
 
     # Completing
 
@@ -319,7 +305,7 @@ class Run:
             return
         end = self._end_of(error)
         seconds = error.seconds if isinstance(error, Again) else 0
-        self.outcome = Outcome(end, said, max(seconds, 0), error)
+        self.outcome = Outcome(end, said, seconds, error)
         if end is End.FAILED:
             self._announce(api.task_finished, api.TaskResultStatus.FAILED)
 
@@ -328,6 +314,8 @@ class Run:
             return End.AGAIN
         if isinstance(error, LeaseLost):
             return End.LOST
+        if getattr(self.task, "provider", None) and isinstance(error, OF_PROVIDER):
+            return End.FAILED if isinstance(error, InputRefused) else End.PUT_OFF  # see Outages
         if self.canceled_for and isinstance(error, Canceled | asyncio.CancelledError):
             return End.CANCELED
         if isinstance(error, (DatabaseError, InterfaceError)) and faults.is_lost_connection(error):

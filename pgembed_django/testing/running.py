@@ -17,8 +17,9 @@ from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
 from pgembed_django.tasks import backend
+from pgembed_django.tasks.errors import Again
 from pgembed_django.tasks.handler import TaskHandler
-from pgembed_django.tasks.running import Again, Outcome, Run
+from pgembed_django.tasks.running import Outcome, Run
 
 BACKEND = f"{DeterministicProvider.__module__}.{DeterministicProvider.__qualname__}"
 

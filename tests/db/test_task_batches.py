@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.db import DataError, connection, connections, transaction
 from django.db.models.functions import Now
+from django.utils import timezone
 
 from pgembed_django.core import database
 from pgembed_django.models import Task, TaskBatch
@@ -43,6 +44,13 @@ def test_what_follows_runs_after_all_have_ended():
     progress = made.progress()
     assert (progress.ended, progress.failed) == (3, 0)
     assert progress.ended_at is not None
+
+
+def test_what_follows_has_no_time_of_its_own():
+    later = tasks.note.using(run_after=timezone.now())
+    with pytest.raises(InvalidTask, match="take its run_after away"):
+        batch(notes(1), then=(later, ["all of it"], {}))
+    assert not Task.objects.exists()
 
 
 def test_a_failure_and_a_cancellation_are_ends():

@@ -20,7 +20,7 @@ from pgembed_django.queue import jobs
 from pgembed_django.queue.jobs import Claim
 from pgembed_django.queue.lanes import ANEW_SECONDS, LOWEST_LANE_EVERY
 from pgembed_django.queue.work import Work
-from pgembed_django.tasks import limits, turns
+from pgembed_django.tasks import api, limits, turns
 from pgembed_django.tasks.handler import TaskHandler
 from pgembed_django.tasks.table import TASKS
 from pgembed_django.tasks.turns import Lane
@@ -679,6 +679,31 @@ class TestOutages:
 
         assert worker.completed == 9
         assert worker.handler.hindrances().paused == {}
+
+    def test_nobody_is_told_of_a_failure_at_the_last_attempt(
+        self, make_tasker, answers, clock, settings
+    ):
+        settings.PGEMBED_MAX_ATTEMPTS = 1
+        told = []
+
+        def receive(task_result, **_: object) -> None:
+            told.append(task_result.status)
+
+        api.task_finished.connect(receive)
+        try:
+            answers += [ProviderUnavailable("busy"), InputRefused("no")]
+            tasks.ask.enqueue("?")
+            worker = make_tasker("llm", places=1)
+            worker.step()
+            worker.step()
+            assert (Task.objects.get().status, told) == ("pending", [])
+            self.due()
+            clock.now += 2
+            while worker.step():
+                pass
+        finally:
+            api.task_finished.disconnect(receive)
+        assert (Task.objects.get().status, told) == ("failed", [api.TaskResultStatus.FAILED])
 
     def test_honours_retry_after(self, make_tasker, answers, clock):
         answers += [ProviderUnavailable("busy", retry_after_seconds=90)]

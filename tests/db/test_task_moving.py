@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from pgembed_django.models import Task, TaskKey, TaskOutcome
-from pgembed_django.tasks import moving
+from pgembed_django.tasks import moving, running
 from pgembed_django.testing import run_tasks
 from tests.app import tasks
 from tests.app.models import Note
@@ -85,7 +85,7 @@ def test_a_result_that_differs_is_found(stage):
     result = tasks.add.enqueue(1, 2)
     run_tasks()
     moving.note(
-        f"task:{result.id}", "tests.app.tasks.add", "succeeded",
+        f"task-{result.id}", "tests.app.tasks.add", "succeeded",
         consumer=moving.THERE, using="default", result=4,
     )  # fmt: skip
     assert compared() == ["differing results"]
@@ -172,6 +172,38 @@ def test_what_the_shadow_left_to_the_other_queue_is_run_there_in_later_stages(st
     assert bodies() == ["hello"]
     moving.consume(*message)  # redelivered
     assert bodies() == ["hello"]
+
+
+def test_a_key_that_the_shadow_left_to_the_other_queue_twice_is_run_there_in_later_stages(stage):
+    stage("shadow")
+    tasks.remember.enqueue("a", "1")
+    run_tasks()
+    consume_all()
+    TaskKey.objects.update(expires_at=Now() - timedelta(seconds=1))
+    tasks.remember.enqueue("a", "1")
+    run_tasks()
+    stage("postgres")
+    consume_all()
+    assert bodies() == ["a 1", "a 1"]
+
+
+def test_the_other_queue_gives_the_context_that_ours_does(stage):
+    stage("both")
+    tasks.behave.enqueue("again")
+    tasks.anote.enqueue("hello")
+    [first, second] = sent
+    with pytest.raises(moving.RetryAsked):
+        moving.consume(*first)
+    moving.consume(*second)
+    assert bodies() == ["hello"]
+    assert TaskOutcome.objects.filter(outcome="failed").count() == 0
+    ours = {name for name in vars(running.Context) if not name.startswith("_")} - {"run"}
+    assert ours <= {*dir(moving.OtherContext)}
+
+
+def test_no_two_keys_have_one_name():
+    given = [("a:b", "c"), ("a", "b:c"), ("", "a:b:c"), ("a%3Ab", "c"), ("task", "1"), ("", None)]
+    assert len({moving.key_of(1, tenant=tenant, once=once) for tenant, once in given}) == 6
 
 
 def test_what_was_enqueued_for_postgres_alone_is_run_in_the_shadow(stage):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.db import connection
 from django.db.models.functions import Now
 
 from pgembed_django.models import Attempt, Task, TaskRecord, Worker
+from pgembed_django.queue import jobs
 from pgembed_django.tasks.api import InvalidTask, TaskResultDoesNotExist, TaskResultStatus
 from pgembed_django.testing import run_tasks
 from tests.app import tasks
@@ -56,6 +59,25 @@ def test_an_error_that_no_function_raised_has_a_class_too():
     [error] = result.errors
     assert issubclass(error.exception_class, Exception)
     assert error.traceback == "worker lost"
+
+
+def test_an_open_failure_keeps_its_errors():
+    """Those of others are deleted after a week."""
+    failed, retried = tasks.fail.enqueue(""), tasks.fail.enqueue("")
+    row = Task.objects.filter(pk=failed.id)
+    row.update(status="failed", last_error="no", finished_at=Now())
+    for result in (failed, retried):
+        Attempt.objects.create(
+            spec="default",
+            source_pk=result.id,
+            outcome="retried",
+            started_at=Now() - timedelta(days=8),
+            ended_at=Now() - timedelta(days=8),
+            worker="a:1",
+            error="builtins.ValueError: no",
+        )
+    jobs.prune(keep_seconds=1e9, using="default")
+    assert [attempt.source_pk for attempt in Attempt.objects.all()] == [failed.id]
 
 
 def test_a_running_task_names_its_worker():

@@ -253,7 +253,7 @@ def test_another_run_may_be_asked_for_without_an_attempt():
 
     assert run_tasks() == 1
 
-    assert tasks.seen == [f"task:{result.id}"] * 2
+    assert tasks.seen == [f"task-{result.id}"] * 2
     assert not Attempt.objects.exists()
 
 

@@ -14,6 +14,7 @@ from pgembed_django.core import database
 from pgembed_django.models.attempt import Attempt
 from pgembed_django.models.job import DISMISSED, ENDED, OPEN_FAILURE, Job
 from pgembed_django.models.operations import Worker
+from pgembed_django.models.task import Task
 from pgembed_django.queue.jobs.leases import unlocked
 
 KEEP_ATTEMPTS_SECONDS = 7 * 86400
@@ -26,9 +27,11 @@ def prune(*, keep_seconds: float, using: str, limit: int = 5000) -> int:
     # Their parking is over: the reconciler tries their units again.
     dismissed = jobs.filter(DISMISSED, run_at__lt=Now())
     # A failure that nobody has looked at yet keeps its history.
-    failure = jobs.filter(OPEN_FAILURE, spec=OuterRef("spec"), source_pk=OuterRef("source_pk"))
+    unit = OuterRef("spec"), OuterRef("source_pk")
+    job = jobs.filter(OPEN_FAILURE, spec=unit[0], source_pk=unit[1])
+    task = Task.objects.using(using).filter(OPEN_FAILURE, queue=unit[0], unit=unit[1])
     week_old = Now() - timedelta(seconds=KEEP_ATTEMPTS_SECONDS)
-    history = attempts.filter(~Exists(failure), ended_at__lt=week_old)
+    history = attempts.filter(~Exists(job), ~Exists(task), ended_at__lt=week_old)
     pruned = _delete(old.order_by("finished_at")[:limit]) + _delete(dismissed[:limit])
     return pruned + _delete(history.order_by("ended_at")[:limit])
 
