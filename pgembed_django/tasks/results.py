@@ -154,6 +154,8 @@ def _arguments(row: Any) -> dict[str, Any]:
 
 def _error(said: str) -> TaskError:
     """Return an attempt's error: the class and message, then the traceback if there is one."""
-    found = CLASS.match(said)
-    _, _, trace = said.partition("\n") if found else ("", "", said)
-    return TaskError(exception_class_path=found[1] if found else NO_CLASS, traceback=trace or said)
+    if (found := CLASS.match(said)) is None:
+        return TaskError(exception_class_path=NO_CLASS, traceback=said)
+    _, _, trace = said.partition("\n")
+    # It is stored without its last newline.
+    return TaskError(exception_class_path=found[1], traceback=f"{trace}\n" if trace else said)

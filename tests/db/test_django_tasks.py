@@ -227,6 +227,14 @@ def test_djangos_plain_tasks_run(task):
         result.refresh()
 
 
+def test_a_traceback_ends_as_python_writes_it():
+    result = tasks.fail_at_once.enqueue("no such thing")
+    run_tasks()
+    result.refresh()
+    [error] = result.errors
+    assert error.traceback.endswith("\nValueError: no such thing\n")
+
+
 def test_a_task_without_options_is_ours_for_the_backend():
     assert isinstance(tasks.plain, api.Task)
     assert type(tasks.plain) is type(tasks.add)
