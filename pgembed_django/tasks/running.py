@@ -151,6 +151,8 @@ class Run:
     outcome: Outcome | None = None
     began_at: float | None = None
     """By ``time.monotonic``. None: not begun yet."""
+    started_at: datetime | None = None
+    """The same time, as Django is told."""
     seconds: float = 0.0
     """How long it took."""
     canceled_for: str = ""
@@ -195,7 +197,7 @@ class Run:
 
     def run(self) -> None:
         """Call the function, in the calling thread. Its error is kept, not raised."""
-        self.began_at = time.monotonic()
+        self.began_at, self.started_at = time.monotonic(), timezone.now()
         # What the function leaves in context variables, such as a language, ends with it.
         copy_context().run(self._run)
 
@@ -227,7 +229,7 @@ class Run:
 
     async def arun(self) -> None:
         """Await the function. Synchronous code of it has a thread of its own."""
-        self.began_at = time.monotonic()
+        self.began_at, self.started_at = time.monotonic(), timezone.now()
         async with ThreadSensitiveContext() as context:
             started = await self._aannounce(api.task_started, api.TaskResultStatus.RUNNING)
             try:
@@ -387,16 +389,16 @@ class Run:
         return await sync_to_async(self._announce)(signal, status)
 
     def _state(self, status: Any) -> Any:
-        call, now = self.call, timezone.now()
+        call = self.call
         given = json.loads(call.arguments)
         result: Any = api.TaskResult(
             task=self.task,
             id=str(call.claim.id),
             status=status,
             enqueued_at=call.created_at,
-            started_at=now,
+            started_at=self.started_at,
             finished_at=None,
-            last_attempted_at=now,
+            last_attempted_at=self.started_at,
             args=given.get("args", []),
             kwargs=given.get("kwargs", {}),
             backend=self.task.backend,
@@ -405,13 +407,13 @@ class Run:
         )
         if status == api.TaskResultStatus.RUNNING:
             return result
+        result = replace(result, finished_at=timezone.now())
         if status == api.TaskResultStatus.FAILED and self.outcome and self.outcome.error:
             kind = type(self.outcome.error)
             path = f"{kind.__module__}.{kind.__qualname__}"
             trace = self.outcome.said.partition("\n")[2]
             error = api.TaskError(exception_class_path=path, traceback=trace)
-            return replace(result, finished_at=now, errors=[error])
-        result = replace(result, finished_at=now)
+            return replace(result, errors=[error])
         object.__setattr__(result, "_return_value", self.outcome and self.outcome.result)
         return result
 

@@ -235,6 +235,28 @@ def test_a_traceback_ends_as_python_writes_it():
     assert error.traceback.endswith("\nValueError: no such thing\n")
 
 
+@pytest.mark.parametrize("task", [tasks.plain, tasks.plain_async, tasks.fail_at_once])
+def test_the_signals_around_a_run_tell_the_same_start(task):
+    told = []
+
+    def receive(sender, task_result, **rest):
+        told.append(task_result)
+
+    signals = [api.task_started, api.task_finished]
+    for signal in signals:
+        signal.connect(receive)
+    try:
+        result = task.enqueue(1)
+        run_tasks()
+    finally:
+        for signal in signals:
+            signal.disconnect(receive)
+    assert [one.id for one in told] == [result.id] * 2
+    started, finished = told
+    assert finished.started_at == started.started_at == finished.last_attempted_at
+    assert finished.started_at <= finished.finished_at
+
+
 def test_a_task_without_options_is_ours_for_the_backend():
     assert isinstance(tasks.plain, api.Task)
     assert type(tasks.plain) is type(tasks.add)
