@@ -60,8 +60,9 @@ def progress(exchange: Exchange) -> Literal["extracted", "waiting", "failed"]:
         return "extracted"
     try:
         status = extract.get_result(exchange.result_id).status
-    except TaskResultDoesNotExist:  # dismissed, or extracted since
-        return "failed"
+    except TaskResultDoesNotExist:  # dismissed, or extracted since the exchange was read
+        exchange.refresh_from_db()
+        return "extracted" if exchange.extracted_at else "failed"
     return "failed" if status == TaskResultStatus.FAILED else "waiting"
 
 

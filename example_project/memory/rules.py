@@ -25,8 +25,8 @@ class PlainRules:
 
     name = "plain rules"
     note = (
-        "No language model is set up, so plain rules extract the memories: every sentence about "
-        "“I”, “my” or “we” that is no question."
+        "No language model is set up, so plain rules extract the memories: every sentence with "
+        "“I”, “my” or “we” that is not a question."
     )
 
     def memories(self, messages: Sequence[Message]) -> list[str]:

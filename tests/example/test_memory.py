@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 from django.test import Client
+from memory import conversation
 from memory.models import Exchange, Memory, MemoryEmbedding
 from memory.tasks import extract
 
@@ -202,6 +203,15 @@ def test_an_extraction_that_fails_for_good_is_told_on_the_page(chat, say, client
     assert Task.objects.get().status == "failed"
     assert "The extraction failed." in client.get("/chat/ada/").content.decode()
     assert current() == []
+
+
+def test_an_extraction_that_ends_while_the_page_is_built_is_no_failure(say):
+    say("I live in Berlin.")
+    [read_before] = conversation.latest("ada")
+    run_tasks()
+
+    assert conversation.progress(read_before) == "extracted"
+    assert [str(memory) for memory in read_before.memories.all()] == ["I live in Berlin."]
 
 
 def test_a_message_without_an_answer_is_kept_in_its_field_and_not_stored(chat, say):
