@@ -23,7 +23,6 @@ from pgembed_django.tasks import records
 LIMIT = 5000
 PARTITION_SECONDS = 3600.0
 
-KEEP_DISMISSED = timedelta(days=7)
 KEEP_BATCHES = timedelta(days=7)
 KEEP_OUTCOMES = timedelta(days=90)
 
@@ -66,7 +65,7 @@ class Retention:
         """Delete failed tasks that a person has settled, and dismissed ones after a week."""
         tasks = Task.objects.using(self._using)
         self._delete(tasks.filter(ENDED, finished_at__lt=Now() - self._keep))
-        self._delete(tasks.filter(DISMISSED, run_at__lt=Now() - KEEP_DISMISSED))
+        self._delete(tasks.filter(DISMISSED, run_at__lt=Now()))  # a dismissal sets it
         return 0
 
     def prune_keys(self) -> int:

@@ -7,13 +7,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import F
 from django.utils import timezone
 
 from pgembed_django.core import database
 from pgembed_django.models import Task, TaskBatch, TaskKey, TaskRecord
+from pgembed_django.queue import jobs
 from pgembed_django.tasks import records
 from pgembed_django.tasks.handler import TaskHandler
 from pgembed_django.tasks.retention import Retention
+from pgembed_django.tasks.table import TASKS
 from pgembed_django.testing import run_tasks
 from tests.app import tasks
 from tests.db.conftest import until_waiting
@@ -229,8 +232,8 @@ class TestPruning:
         week_ago = now - timedelta(days=8)
         for row, values in {
             settled: {"status": "failed", "settled_at": now},
-            dismissed: {"status": "dismissed"},
-            fresh: {"status": "dismissed", "run_at": now},
+            dismissed: {"status": "failed"},
+            fresh: {"status": "failed"},
             opened: {"status": "failed"},
         }.items():
             changes = {
@@ -241,6 +244,11 @@ class TestPruning:
                 **values,
             }
             Task.objects.filter(pk=row.pk).update(**changes)
+        jobs.dismiss([dismissed.pk, fresh.pk], using="default", table=TASKS)
+        retention().prune_tasks()
+        assert [*Task.objects.order_by("id")] == [dismissed, fresh, opened]
+        for row, ago in (dismissed, timedelta(days=7, hours=1)), (fresh, timedelta(days=6)):
+            Task.objects.filter(pk=row.pk).update(run_at=F("run_at") - ago)
         retention().prune_tasks()
         assert [*Task.objects.order_by("id")] == [fresh, opened]
 
