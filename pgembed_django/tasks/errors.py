@@ -33,7 +33,7 @@ def described(error: BaseException) -> str:
     path = f"{kind.__module__}.{kind.__qualname__}"
     message = faults.message(error)
     message = "its message cannot be read" if message is None else " ".join(message.split())
-    line = without_secrets(f"{path}: {message}")
+    line = without_secrets(f"{path}: {message}" if message else path)
     if len(line) > MAX_LINE_CHARACTERS:
         line = f"{line[:MAX_LINE_CHARACTERS]}…"
     return f"{line}\n{_end(_trace(error), MAX_ERROR_CHARACTERS - len(line) - 1)}"

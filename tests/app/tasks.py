@@ -49,6 +49,12 @@ def fail(message: str) -> None:
     raise ValueError(message)
 
 
+@task()
+def fail_silently() -> None:
+    """Fail without a message."""
+    raise ValueError
+
+
 @task(takes_context=True)
 def note_once(context: Any, body: str) -> None:
     """Write a note, and complete with it."""

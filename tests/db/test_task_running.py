@@ -204,6 +204,13 @@ def test_an_error_is_stored_with_its_class_message_and_the_end_of_its_traceback(
     assert "pgembed_django/tasks/running.py" not in trace
 
 
+def test_an_error_without_a_message_is_told_by_its_class():
+    tasks.fail_silently.enqueue()
+    run_tasks()
+
+    assert last_error().partition("\n")[0] == "builtins.ValueError"
+
+
 def test_secrets_are_not_stored():
     tasks.behave.enqueue("secret")
     run_tasks()
