@@ -77,6 +77,8 @@ OF_TASKS: dict[str, _StrPromise] = {
     "dismissed": ngettext_lazy("%d task dismissed", "%d tasks dismissed"),
     "released": ngettext_lazy("%d task released", "%d tasks released"),
     "canceled": ngettext_lazy("%d task canceled", "%d tasks canceled"),
+    "asked": ngettext_lazy("%d running task asked to stop", "%d running tasks asked to stop"),
+    "forward": ngettext_lazy("%d task made due now", "%d tasks made due now"),
     "failed": ngettext_lazy("%d task failed with it", "%d tasks failed with it"),
 }
 NOTHING_DONE = {"gone", "busy", "unchecked", "unchanged"}

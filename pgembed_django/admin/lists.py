@@ -9,6 +9,7 @@ from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest
+from django.utils.translation import gettext_lazy
 
 from pgembed_django.models import Space, Worker
 from pgembed_django.models.job import shown_database
@@ -98,7 +99,12 @@ class WorkerAdmin(ReadOnlyAdmin[Worker]):
         "aside",
         "started_at",
         "version",
-        "specs",
+        "takes",
     )
     ordering = ("-last_seen_at", "-id")
     readonly_fields = ("id",)
+
+    @admin.display(description=gettext_lazy("specs and queues"))
+    def takes(self, worker: Worker) -> str:
+        """The specs and queues that it works on."""
+        return ", ".join(worker.specs)

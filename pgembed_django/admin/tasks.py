@@ -16,6 +16,7 @@ from django.urls import URLPattern, path
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
+from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -34,6 +35,8 @@ from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
 from pgembed_django.queue import jobs
 from pgembed_django.tasks import backend, triage
 from pgembed_django.tasks.table import TASKS
+
+LINK_CHARACTERS = 80
 
 
 def _retry(task: Task, using: str) -> str:
@@ -142,8 +145,9 @@ class FunctionFilter(LinkedFilter):
 
 
 def _linked(name: str, value: str) -> SafeString | str:
-    """Return a value as a link to the rows that have it."""
-    return value and format_html('<a href="?{}">{}</a>', urlencode({name: value}), value)
+    """Return a value as a link to the rows that have it. Of a long one, its beginning is shown."""
+    shown = Truncator(value).chars(LINK_CHARACTERS)
+    return value and format_html('<a href="?{}">{}</a>', urlencode({name: value}), shown)
 
 
 class TaskLists(lists.ReadOnlyAdmin[lists.Row]):
@@ -168,6 +172,7 @@ class TaskAdmin(TaskLists[Task], TriageAdmin[Task]):
     """Lists tasks, newest first. Failures are ordered by when they failed."""
 
     verbs = VERBS
+    parked = gettext_lazy("%(status)s, kept until %(at)s")
     actions = [for_list(name, action) for name, action in VERBS.items()]
     list_display = (
         "id",
@@ -268,9 +273,16 @@ class TaskRecordAdmin(TaskLists[TaskRecord]):
         css = {"all": ["pgembed/admin.css"]}
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Leave out what the viewer may not see."""
-        is_hidden = not self.may_see_arguments(request)
-        return [one for one in self.fields if not (is_hidden and str(one).endswith("_text"))]
+        """Leave out what the viewer may not see, and say so."""
+        if self.may_see_arguments(request):
+            return self.fields
+        names = [name for name in self.fields if name not in ("result_text", "arguments_text")]
+        return [*names[:1], "hidden_text", *names[1:]]
+
+    @admin.display(description=gettext_lazy("result and arguments"))
+    def hidden_text(self, record: TaskRecord) -> str:
+        """Why neither is shown."""
+        return _("Not shown: it needs the permission to see the arguments of tasks.")
 
     @admin.display(description=gettext_lazy("result"))
     def result_text(self, record: TaskRecord) -> SafeString:

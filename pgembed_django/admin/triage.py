@@ -103,6 +103,7 @@ class TriageAdmin(lists.ReadOnlyAdmin[lists.Row]):
 
     verbs: ClassVar[Mapping[str, Action]]
     """The actions, by their names."""
+    parked: ClassVar[_StrPromise] = gettext_lazy("%(status)s, parked until %(at)s")
 
     class Media:
         css = {"all": ["pgembed/admin.css"]}
@@ -185,7 +186,7 @@ class TriageAdmin(lists.ReadOnlyAdmin[lists.Row]):
         if job.status == Job.Status.RUNNING and job.items_total:
             return f"{status}, {job.items_done:,} / {job.items_total:,}"
         if job.status in (Job.Status.DISMISSED, Job.Status.FAILED) and is_later:
-            return _("%(status)s, parked until %(at)s") % {"status": status, "at": _at(job)}
+            return self.parked % {"status": status, "at": _at(job)}
         if job.status == Job.Status.PENDING and is_later:
             return _("%(status)s, not before %(at)s") % {"status": status, "at": _at(job)}
         return status
@@ -199,7 +200,9 @@ class TriageAdmin(lists.ReadOnlyAdmin[lists.Row]):
     @admin.display(description=gettext_lazy("last error"))
     def full_error(self, job: Row) -> SafeString | str:
         """The error as it is stored."""
-        return job.last_error and format_html('<pre class="pgembed-error">{}</pre>', job.last_error)
+        if not job.last_error:
+            return self.get_empty_value_display()
+        return format_html('<pre class="pgembed-error">{}</pre>', job.last_error)
 
 
 def _at(job: Row) -> str:

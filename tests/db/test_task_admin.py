@@ -172,7 +172,7 @@ def test_arguments_and_results_are_shown_only_with_the_permission(
         assert SECRET not in text(make_client(*allowed), page)
     for page in pages:
         assert SECRET in text(make_client(*allowed, "pgembed.view_task_arguments"), page)
-    assert "Not shown: it needs the permission" in text(viewer, pages[0])
+        assert "Not shown: it needs the permission" in text(make_client(*allowed), page)
 
 
 def test_nobody_adds_edits_or_deletes(
@@ -312,6 +312,7 @@ def test_a_dismissed_task_is_no_failure_any_more(
 
     assert "There are no open failures." in text(operator, FAILURES)
     assert Task.objects.get().status == "dismissed"
+    assert "dismissed, kept until" in text(operator, detail(task))
     assert act(operator, "retry", task.pk) == "1 task retried."
 
 
@@ -327,7 +328,7 @@ def test_a_pending_task_is_deleted_and_a_running_one_asked_to_stop(
 
     told = act(operator, "cancel", running.pk, pending.pk, failed.pk)
 
-    assert told == "1 task canceled, 1 running asked to stop, 1 left unchanged."
+    assert told == "1 task canceled, 1 running task asked to stop, 1 left unchanged."
     assert not Task.objects.filter(pk=pending.pk).exists()
     assert Task.objects.get(pk=running.pk).cancel_asked_at is not None
 
@@ -336,7 +337,7 @@ def test_a_task_for_later_is_run_now(operator: Client) -> None:
     tasks.note.using(run_after=timezone.now() + timedelta(days=1)).enqueue("early")
     assert run_tasks() == 0
 
-    assert act(operator, "run_now", last_task().pk) == "1 made due now."
+    assert act(operator, "run_now", last_task().pk) == "1 task made due now."
 
     assert run_tasks() == 1
 
@@ -381,6 +382,31 @@ def test_all_that_match_are_done_after_a_question(
     assert said(response) == "3 tasks dismissed."
     assert response["Location"] == FAILURES
     assert list(Task.objects.filter(status="failed")) == [other]
+
+
+def test_a_long_tenant_is_cut_in_the_list_and_whole_on_the_page(viewer: Client) -> None:
+    tenant = "<b>north</b> " * 16
+    tasks.remember.enqueue(tenant, "1")
+
+    listed = text(viewer, LIST)
+
+    assert html.escape(tenant) not in listed
+    assert f'href="?{urlencode({"tenant": tenant})}">{html.escape(tenant[:79])}…</a>' in listed
+    assert html.escape(tenant.strip()) in text(viewer, detail(last_task()))
+
+
+def test_the_list_of_workers_names_specs_and_queues(make_client: Callable[..., Client]) -> None:
+    Worker.objects.create(host="worker-1", pid=17, version="1", specs=["blog.Vectors", "llm"])
+
+    assert "blog.Vectors, llm" in text(make_client("pgembed.view_worker"), "/admin/pgembed/worker/")
+
+
+def test_a_task_without_an_error_shows_a_dash_for_it(viewer: Client) -> None:
+    tasks.add.enqueue(1, 2)
+
+    _, _, after = text(viewer, detail(last_task())).partition("Last error")
+
+    assert '<div class="readonly">-</div>' in after.partition("</fieldset>")[0]
 
 
 # Overview

@@ -125,7 +125,7 @@ def test_an_operator_retries_one_kind_and_pauses_a_queue(
     page.goto("/admin/pgembed/task/schedules/")
     looked_at(page, "schedules")
     page.get_by_role("button", name="Run now").click()
-    expect(page.locator(".messagelist")).to_have_text("1 made due now.")
+    expect(page.locator(".messagelist")).to_have_text("1 task made due now.")
     page.goto("/admin/pgembed/taskrecord/")
     looked_at(page, "results")
     page.locator("#result_list tbody tr th a").first.click()
