@@ -142,6 +142,23 @@ def test_the_last_end_sees_one_that_is_rolled_back(second_connection):
     assert following() == 1
 
 
+def test_two_ends_that_both_find_no_other_task_enqueue_what_follows_once(writer):
+    """The second one is of a task that nobody else has seen: it finds the batch open, and waits."""
+    made = batch(notes(1), then=LAST)
+    last = Task.objects.get().pk
+    [added] = writer.connection.execute(
+        "SELECT pgembed_enqueue_task_v1('tests.app.tasks.note', batch => %s)", [made.id]
+    ).fetchone()
+    with transaction.atomic():
+        complete([Ended(last)], using="default")()
+        assert following() == 1
+        writer.start("DELETE FROM pgembed_task WHERE id = %s", added)
+        until_waiting(1)
+    writer.end()
+    writer.connection.commit()
+    assert following() == 1
+
+
 def test_two_workers_that_end_the_last_tasks_of_two_batches_do_not_deadlock():
     first, second = batch(notes(2)), batch(notes(2))
     of_first = [*Task.objects.filter(batch_id=first.id).values_list("pk", flat=True)]

@@ -143,6 +143,13 @@ class TestCancel:
         run_tasks()
         assert cancel(result) == "gone"
 
+    def test_of_a_failure_leaves_it_to_a_person(self):
+        result = tasks.fail_at_once.enqueue("no such thing")
+        run_tasks()
+        assert cancel(result) == "gone"
+        failed = Task.objects.get()
+        assert (failed.status, failed.cancel_asked_at) == ("failed", None)
+
 
 @pytest.mark.django_db(transaction=True)
 def test_a_task_that_another_transaction_has_locked_is_not_waited_for_long(second_connection):

@@ -295,6 +295,30 @@ class TestSerial:
         assert worker.claiming.up_to(9) == []
 
 
+@pytest.mark.django_db
+class TestSuspects:
+    def test_nothing_is_claimed_beside_a_task_that_a_worker_died_with(self, make_tasker):
+        [alone] = make_tasks(1, crashes=1)
+        worker = make_tasker()
+        assert worker.claim()
+        [ordinary] = make_tasks(1)
+
+        assert not worker.claim()
+
+        assert [*worker.held.jobs] == [alone.pk]
+        assert Task.objects.get(pk=ordinary.pk).status == "pending"
+
+    def test_it_is_not_claimed_beside_others(self, make_tasker):
+        make_tasks(1)
+        worker = make_tasker()
+        assert worker.claim()
+        [alone] = make_tasks(1, crashes=1)
+
+        assert not worker.claim()
+
+        assert Task.objects.get(pk=alone.pk).status == "pending"
+
+
 START_ALONE = """
     UPDATE pgembed_task AS job
     SET

@@ -147,9 +147,6 @@ def test_a_newer_writer_that_is_rolled_back_takes_no_later_write_along(connect):
     """The last write must not go into an older task, which the next claim would drop."""
     one, other = connect(), connect()
 
-    def write(to: psycopg.Connection, text: str) -> int:
-        return int(to.execute(ENQUEUE, [text, "a"]).fetchone()[0])
-
     first = write(one, "first")
     one.commit()
     write(one, "second")
@@ -162,3 +159,21 @@ def test_a_newer_writer_that_is_rolled_back_takes_no_later_write_along(connect):
     other.rollback()
     assert run_tasks() == 1
     assert Note.objects.get().body == "last"
+
+
+def test_a_write_beside_two_that_wait_goes_into_the_newer_one(connect):
+    """The next claim drops the older one."""
+    one, other = connect(), connect()
+    first = write(one, "first")
+    second = write(other, "second")
+    one.commit()
+    other.commit()
+    assert second != first
+    assert write(one, "last") == second
+    one.commit()
+    assert run_tasks() == 1
+    assert Note.objects.get().body == "last"
+
+
+def write(to: psycopg.Connection, text: str) -> int:
+    return int(to.execute(ENQUEUE, [text, "a"]).fetchone()[0])

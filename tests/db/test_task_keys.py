@@ -80,6 +80,17 @@ def test_a_later_task_of_the_key_is_not_ended_by_the_former():
     assert key().expires_at is None
 
 
+def test_a_former_task_that_is_retried_does_not_end_the_key_of_the_later_one():
+    first = remember()
+    end(int(first), "failed")
+    expire()
+    second = remember()
+    Task.objects.filter(pk=first).update(status="pending", finished_at=None)
+    Task.objects.filter(pk=first).delete()
+    assert key().expires_at is None
+    assert key().task_id == int(second)
+
+
 def test_a_second_writer_waits_for_the_first_and_gets_its_task():
     answers: list[str] = []
 

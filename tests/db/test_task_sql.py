@@ -10,6 +10,7 @@ from django.db import DataError, connection, transaction
 
 from pgembed_django.models import Task
 from pgembed_django.testing import run_tasks
+from pgembed_django.triggers import sql
 from tests.app.models import Note
 
 pytestmark = pytest.mark.django_db
@@ -72,3 +73,16 @@ def test_bad_input_is_told(arguments, said):
     with pytest.raises(DataError, match=said), transaction.atomic():
         call(arguments)
     assert not Task.objects.exists()
+
+
+def test_everybody_may_enqueue_and_nobody_else_ends():
+    """Else any role could end a batch early, or the keys of others by a trigger of its own."""
+    ours = [name for name in sql.FUNCTIONS if "task" in name or "batch" in name]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT proname, has_function_privilege('public', oid, 'EXECUTE') "
+            "FROM pg_proc WHERE proname = ANY(%s)",
+            [ours],
+        )
+        may = dict(cursor.fetchall())
+    assert may == {name: name.startswith("pgembed_enqueue_") for name in ours}
