@@ -1,4 +1,4 @@
-"""The mutants: for each invariant of the design, breaks of the mechanisms that hold it."""
+"""The mutants: for each invariant of the design and promise of tasks, breaks of what holds it."""
 
 from __future__ import annotations
 
@@ -437,5 +437,417 @@ MUTANTS = [
         "reachable, message = False, str(error)",
         "reachable = False",
         "unit/test_probe.py::test_a_server_that_is_down_is_told_from_one_that_is_not_well",
+    ),
+    # T1, of tasks as all that follow: a key is enqueued once.
+    Mutant(
+        "T1",
+        "a-taken-key-answers-with-a-new-id",
+        "triggers/sql/enqueue_task_v1.sql",
+        "IF FOUND THEN\n            RETURN found_id;",
+        "IF FOUND THEN\n            RETURN new_id;",
+        "db/test_tasks.py::test_a_key_is_enqueued_once",
+    ),
+    Mutant(
+        "T1",
+        "a-taken-key-is-locked",
+        "triggers/sql/enqueue_task_v1.sql",
+        "AND (taken.expires_at < statement_timestamp()) IS NOT TRUE;",
+        "AND (taken.expires_at < statement_timestamp()) IS NOT TRUE FOR NO KEY UPDATE;",
+        "db/test_task_keys.py::"
+        "test_who_asks_for_a_key_that_is_taken_does_not_hold_up_the_end_of_its_task",
+    ),
+    Mutant(
+        "T1",
+        "key-goes-with-its-row",
+        "triggers/sql/task_ended_v1.sql",
+        "THEN statement_timestamp() + kept_for END",
+        "THEN statement_timestamp() END",
+        "db/test_task_keys.py::"
+        "test_a_key_outlives_its_task_for_a_while_and_is_free_again_then[deleted]",
+    ),
+    Mutant(
+        "T1",
+        "former-task-ends-the-key",
+        "triggers/sql/task_ended_v1.sql",
+        "AND task_id = OLD.id;",
+        "AND true;",
+        "db/test_task_keys.py::"
+        "test_a_former_task_that_is_retried_does_not_end_the_key_of_the_later_one",
+    ),
+    # T2: calls coalesce while they wait and lose no last one, and a serial key runs one at a time.
+    Mutant(
+        "T2",
+        "kept-call-is-postponed",
+        "triggers/sql/enqueue_task_v1.sql",
+        "WHEN 'keep' THEN LEAST(task.run_at, due)",
+        "WHEN 'keep' THEN due",
+        "db/test_task_coalesce.py::test_keep_brings_a_task_forward_and_never_back",
+    ),
+    Mutant(
+        "T2",
+        "replace-keeps-the-first-call",
+        "triggers/sql/enqueue_task_v1.sql",
+        "WHEN bump = 'keep' THEN task.arguments",
+        "WHEN bump <> 'latest' THEN task.arguments",
+        "db/test_task_coalesce.py::test_replace_takes_the_last_call_and_its_time",
+    ),
+    Mutant(
+        "T2",
+        "postponed-for-ever",
+        "triggers/sql/enqueue_task_v1.sql",
+        "ELSE LEAST(GREATEST(task.run_at, due), task.created_at + max_wait)",
+        "ELSE GREATEST(task.run_at, due)",
+        "db/test_task_coalesce.py::test_latest_postpones_but_never_beyond_the_longest_wait",
+    ),
+    Mutant(
+        "T2",
+        "merged-into-a-claimed-task",
+        "triggers/sql/enqueue_task_v1.sql",
+        "WHERE task.status = 'pending'\n"
+        "          AND task.id = (\n"
+        "              SELECT max(newest.id)\n"
+        "              FROM {tables}.pgembed_task AS newest\n"
+        "              WHERE newest.status = 'pending'",
+        "WHERE task.id = (\n"
+        "              SELECT max(newest.id)\n"
+        "              FROM {tables}.pgembed_task AS newest\n"
+        "              WHERE newest.status IN ('pending', 'running')",
+        "db/test_task_coalesce.py::test_a_call_during_a_run_is_another_task",
+    ),
+    Mutant(
+        "T2",
+        "merged-into-an-older-task",
+        "triggers/sql/enqueue_task_v1.sql",
+        "SELECT max(newest.id)",
+        "SELECT min(newest.id)",
+        "db/test_task_coalesce.py::test_a_write_beside_two_that_wait_goes_into_the_newer_one",
+    ),
+    Mutant(
+        "T2",
+        "coalescing-waits-for-a-writer",
+        "triggers/sql/enqueue_task_v1.sql",
+        "FOR NO KEY UPDATE SKIP LOCKED;",
+        "FOR NO KEY UPDATE;",
+        "db/test_task_coalesce.py::test_a_task_that_another_writer_has_locked_is_not_waited_for",
+    ),
+    Mutant(
+        "T2",
+        "oldest-of-a-key-runs",
+        "tasks/turns.py",
+        "newest = [max(group) for",
+        "newest = [min(group) for",
+        "db/test_task_claims.py::TestCollapse::test_the_newest_of_a_key_runs_and_the_older_ones_go",
+    ),
+    Mutant(
+        "T2",
+        "two-of-a-serial-key",
+        "migrations/0001_initial.py",
+        "fields=('queue', 'serial'), name='pgembed_one_running_per_serial'",
+        "fields=('queue', 'serial', 'id'), name='pgembed_one_running_per_serial'",
+        "db/test_task_claims.py::TestTwoClaimsOfAKey::"
+        "test_a_key_whose_suspect_is_being_started_is_left_alone",
+    ),
+    Mutant(
+        "T2",
+        "what-runs-is-asked-before-the-lock",
+        "tasks/turns.py",
+        "AND other.serial = job.serial",
+        "AND false",
+        "db/test_task_claims.py::TestTwoClaimsOfAKey::"
+        "test_what_began_after_the_look_is_seen_by_the_start",
+    ),
+    # T3: only the holder completes a task, and its rows commit with its end.
+    Mutant(
+        "T3",
+        "no-fence-to-complete-a-task",
+        "tasks/completing.py",
+        "if not held.ours:",
+        "if False:",
+        "db/test_task_running.py::"
+        "test_a_lost_lease_is_found_when_completing_and_the_late_result_is_discarded",
+    ),
+    Mutant(
+        "T3",
+        "within-another-transaction",
+        "tasks/completing.py",
+        "durable=True",
+        "durable=False",
+        "db/test_task_running.py::test_completing_within_another_transaction_is_refused",
+    ),
+    Mutant(
+        "T3",
+        "task-ends-after-the-commit",
+        "tasks/completing.py",
+        "            try:\n                self._complete()\n",
+        "            try:\n                transaction.on_commit(self._complete, self._using)\n",
+        "db/test_task_running.py::"
+        "test_a_commit_whose_answer_is_lost_counts_if_it_has_happened[True]",
+    ),
+    Mutant(
+        "T3",
+        "lost-answer-is-no-commit",
+        "tasks/completing.py",
+        "if not self._was_committed():",
+        "if True:",
+        "db/test_task_running.py::"
+        "test_a_commit_whose_answer_is_lost_counts_if_it_has_happened[True]",
+    ),
+    # T4: tenants take turns, and limits hold.
+    Mutant(
+        "T4",
+        "turns-begin-anew",
+        "tasks/claims.py",
+        "served=place.tenant",
+        'served=""',
+        "db/test_task_claims.py::TestTurns::"
+        "test_many_tenants_are_served_in_turn_from_one_look_to_the_next",
+    ),
+    Mutant(
+        "T4",
+        "first-tenant-takes-all",
+        "tasks/claims.py",
+        "most=share + (number < rest))",
+        "most=0 if number else places)",
+        "db/test_task_claims.py::TestTurns::"
+        "test_one_tenant_with_most_tasks_delays_no_other_by_more_than_a_round",
+    ),
+    Mutant(
+        "T4",
+        "lowest-priority-starves",
+        "tasks/claims.py",
+        "direction = 1 if self._claims % LOWEST_LANE_EVERY == 0 else -1",
+        "direction = -1",
+        "db/test_task_claims.py::TestTurns::test_the_lowest_priority_goes_first_now_and_then",
+    ),
+    Mutant(
+        "T4",
+        "two-claims-count-at-once",
+        "tasks/limits.py",
+        "if not is_first:",
+        "if False:",
+        "db/test_task_claims.py::test_two_claims_at_once_do_not_exceed_a_limit",
+    ),
+    Mutant(
+        "T4",
+        "running-tasks-do-not-count",
+        "tasks/limits.py",
+        "free = max(limits.concurrency - self._running.total(), 0)",
+        "free = limits.concurrency",
+        "db/test_task_claims.py::TestLimits::test_at_once",
+    ),
+    Mutant(
+        "T4",
+        "those-of-a-tenant-do-not-count",
+        "tasks/limits.py",
+        "free = limits.tenant_concurrency - self._running[tenant]",
+        "free = limits.tenant_concurrency",
+        "db/test_task_claims.py::TestLimits::test_at_once_of_a_tenant",
+    ),
+    Mutant(
+        "T4",
+        "starts-are-not-charged",
+        "tasks/limits.py",
+        "        if charged:\n",
+        "        if False:\n",
+        "db/test_task_claims.py::TestLimits::test_in_a_minute",
+    ),
+    Mutant(
+        "T4",
+        "suspect-does-not-count",
+        "tasks/claims.py",
+        "if room is not None and found:",
+        "if False:",
+        "db/test_task_claims.py::TestLimits::test_a_suspect_of_a_tenant_at_its_limit_stays",
+    ),
+    # T5: what follows an end is enqueued once, in the transaction of that end.
+    Mutant(
+        "T5",
+        "no-next-run-after-success",
+        "tasks/finishing.py",
+        'if getattr(one.task, "every", None) is not None:',
+        "if False:",
+        "db/test_task_schedules.py::test_a_run_that_succeeds_inserts_the_next_one",
+    ),
+    Mutant(
+        "T5",
+        "no-next-run-after-failure",
+        "tasks/handler.py",
+        "return lambda: schedules.insert_next(task, started_at=started_at, using=self._using)",
+        "return None",
+        "db/test_task_schedules.py::test_a_run_that_fails_for_good_inserts_the_next_one",
+    ),
+    Mutant(
+        "T5",
+        "two-ends-of-a-batch",
+        "triggers/sql/task_ended_v1.sql",
+        "                LIMIT 1\n                FOR NO KEY UPDATE SKIP LOCKED;",
+        "                LIMIT 1;",
+        "db/test_task_batches.py::test_two_workers_that_end_the_last_two_enqueue_what_follows_once",
+    ),
+    Mutant(
+        "T5",
+        "followed-twice",
+        "triggers/sql/end_batch_v1.sql",
+        "      AND done.ended_at IS NULL\n    FOR NO KEY UPDATE;",
+        "    FOR NO KEY UPDATE;",
+        "db/test_task_batches.py::"
+        "test_two_ends_that_both_find_no_other_task_enqueue_what_follows_once",
+    ),
+    Mutant(
+        "T5",
+        "followed-too-early",
+        "triggers/sql/end_batch_v1.sql",
+        "IF NOT FOUND OR EXISTS (",
+        "IF NOT FOUND OR false AND EXISTS (",
+        "db/test_task_batches.py::test_two_workers_that_end_the_last_two_enqueue_what_follows_once",
+    ),
+    # T6: a task ends as its options and people say.
+    Mutant(
+        "T6",
+        "given-up-is-retried",
+        "tasks/running.py",
+        'is_final = isinstance(error, getattr(self.task, "give_up_on", ())) or (',
+        "is_final = False or (",
+        "db/test_task_running.py::test_some_errors_are_worth_another_try",
+    ),
+    Mutant(
+        "T6",
+        "attempts-of-the-settings",
+        "tasks/handler.py",
+        'getattr(task, "attempts", None) or self._settings.max_attempts',
+        "self._settings.max_attempts",
+        "db/test_task_running.py::test_the_last_attempt_fails",
+    ),
+    Mutant(
+        "T6",
+        "another-run-costs-an-attempt",
+        "tasks/handler.py",
+        "held.release(claim, delay_seconds=outcome.seconds)",
+        "self._retry(run, outcome.said)",
+        "db/test_task_running.py::test_another_run_may_be_asked_for_without_an_attempt",
+    ),
+    Mutant(
+        "T6",
+        "time-out-costs-nothing",
+        "tasks/handler.py",
+        'self._retry(run, f"builtins.TimeoutError: No end within {seconds:g} s")',
+        "self.held.release(claim)",
+        "db/test_task_running.py::"
+        "test_a_task_whose_time_is_up_costs_attempts_and_its_place_is_free_again",
+    ),
+    Mutant(
+        "T6",
+        "canceling-deletes-what-runs",
+        "tasks/canceling.py",
+        "if noted != [(Job.Status.PENDING,)]:",
+        "if False:",
+        "db/test_task_bulk.py::TestCancel::test_asks_a_running_one",
+    ),
+    Mutant(
+        "T6",
+        "canceling-deletes-failures",
+        "tasks/canceling.py",
+        "AND status IN ('pending', 'running')\n    RETURNING status",
+        "RETURNING status",
+        "db/test_task_bulk.py::TestCancel::test_of_a_failure_leaves_it_to_a_person",
+    ),
+    Mutant(
+        "T6",
+        "canceled-run-is-retried",
+        "tasks/running.py",
+        "if self.canceled_for and isinstance(error, Canceled | asyncio.CancelledError):",
+        "if False:",
+        "db/test_task_running.py::test_a_person_may_ask_a_running_task_to_end",
+    ),
+    Mutant(
+        "T6",
+        "no-result-is-kept",
+        "tasks/finishing.py",
+        "WHERE keep > 0",
+        "WHERE keep < 0",
+        "db/test_task_results.py::test_a_kept_result_is_told_until_it_expires",
+    ),
+    Mutant(
+        "T6",
+        "no-result-of-completing-is-kept",
+        "tasks/running.py",
+        "self.ended(self._kept(result))",
+        "self.ended(None)",
+        "db/test_task_running.py::test_completing_twice_is_an_error_that_does_not_undo_the_first",
+    ),
+    Mutant(
+        "T6",
+        "others-beside-a-suspect",
+        "queue/lanes.py",
+        "if [claim for claim in working if claim.crashes]:",
+        "if False:",
+        "db/test_task_claims.py::TestSuspects::"
+        "test_nothing_is_claimed_beside_a_task_that_a_worker_died_with",
+    ),
+    Mutant(
+        "T6",
+        "suspect-beside-others",
+        "queue/lanes.py",
+        "        if is_working:\n            return []",
+        "        if False:\n            return []",
+        "db/test_task_claims.py::TestSuspects::test_it_is_not_claimed_beside_others",
+    ),
+    # T7: nothing is stored that cannot run, and nobody else calls what ends tasks.
+    Mutant(
+        "T7",
+        "args-are-not-checked",
+        "triggers/sql/task_problem_v1.sql",
+        "WHEN jsonb_typeof(arguments -> 'args') <> 'array'",
+        "WHEN false",
+        "db/test_task_sql.py::test_bad_input_is_told",
+    ),
+    Mutant(
+        "T7",
+        "following-is-not-checked",
+        "triggers/sql/enqueue_batch_v1.sql",
+        "    IF problem IS NOT NULL THEN",
+        "    IF false THEN",
+        "db/test_task_batches.py::test_what_could_not_follow_is_refused_when_the_batch_is_enqueued",
+    ),
+    Mutant(
+        "T7",
+        "call-in-bulk-is-not-checked",
+        "triggers/sql/plain_call_v1.sql",
+        "AND COALESCE(jsonb_typeof(given -> 'arguments'), 'object') = 'object'",
+        "AND true",
+        "db/test_task_bulk.py::TestOfSql::test_is_told_what_is_wrong",
+    ),
+    Mutant(
+        "T7",
+        "nul-in-an-argument",
+        "tasks/arguments.py",
+        'if "\\0" in given:',
+        "if False:",
+        "unit/test_task_declaration.py::TestArguments::"
+        "test_that_the_database_cannot_store_are_refused",
+    ),
+    Mutant(
+        "T7",
+        "public-ends-batches",
+        "triggers/sql/end_batch_v1.sql",
+        "REVOKE EXECUTE ON FUNCTION {functions}.pgembed_end_batch_v1(bigint) FROM PUBLIC;\n",
+        "",
+        "db/test_task_sql.py::test_everybody_may_enqueue_and_nobody_else_ends",
+    ),
+    Mutant(
+        "T7",
+        "public-ends-tasks",
+        "triggers/sql/task_ended_v1.sql",
+        "REVOKE EXECUTE ON FUNCTION {functions}.pgembed_task_ended_v1() FROM PUBLIC;\n",
+        "",
+        "db/test_task_sql.py::test_everybody_may_enqueue_and_nobody_else_ends",
+    ),
+    Mutant(
+        "T7",
+        "public-truncates-tasks",
+        "triggers/sql/tasks_truncated_v1.sql",
+        "REVOKE EXECUTE ON FUNCTION {functions}.pgembed_tasks_truncated_v1() FROM PUBLIC;\n",
+        "",
+        "db/test_task_sql.py::test_everybody_may_enqueue_and_nobody_else_ends",
     ),
 ]
