@@ -92,6 +92,8 @@ class TaskClaiming(Claiming):
         """The lanes with tasks, as last looked up. None: their tenants not yet."""
         self._places: dict[Lane, Place] = {}
         self._anew_at = float("-inf")
+        self._has_taken_all = False
+        """Whether the last claim has looked for nothing but tasks without a key."""
 
     def next_due_seconds(self) -> float | None:
         """Return in how many seconds the next task is due."""
@@ -99,7 +101,13 @@ class TaskClaiming(Claiming):
 
     def others(self, ready: Ready, limit: int) -> list[Claim]:
         """Start up to ``limit`` due tasks that are no suspects."""
-        claims: list[Claim] = []
+        if not (self._waiting or self._has_taken_all):
+            claims = self._take_all(ready.specs, limit)
+            self._has_taken_all = bool(claims)
+            if claims:
+                return claims
+        self._has_taken_all = False
+        claims = []
         if self._waiting and self._clock() < self._anew_at:
             claims = self._claim_in_lanes(ready.specs, limit)
         if not claims:
@@ -109,6 +117,19 @@ class TaskClaiming(Claiming):
         if len(claims) < limit:
             self._waiting = {}  # there is nothing to go on with
         return claims
+
+    def _take_all(self, queues: Sequence[str], limit: int) -> list[Claim]:
+        """Start all that wait without a key, in one round trip, unless there are too many."""
+        free = [one for one in queues if one not in self._limits]
+        free = [one for one in free if self._handler.places(one) >= limit]
+        if not free:
+            return []
+        started = turns.start_all(free, most=limit, lease=self._lease, using=self._using)
+        return self._claims_of(started)
+
+    def _claims_of(self, started: Sequence[Started]) -> list[Claim]:
+        self._handler.take_calls(started)
+        return [one.claim for one in started]
 
     def _claim_suspect(self, specs: Sequence[str], *, is_working: bool) -> list[Claim] | None:
         """Claim a suspect. That of a queue with limits counts there, too."""
@@ -173,8 +194,8 @@ class TaskClaiming(Claiming):
                 given = [turn._replace(most=min(turn.most, most[turn.tenant])) for turn in given]
             started = turns.start(lane, given, lease=self._lease, using=self._using)
             if room is not None:
-                room.take(started)
-            claims += [one.claim for one in started]
+                room.take([one.tenant for one in started])
+            claims += self._claims_of(started)
             place.tenant = waiting.after(given, started)
             self._remember_keys(place, started)
         return claims

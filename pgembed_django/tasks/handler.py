@@ -30,6 +30,7 @@ from pgembed_django.tasks.places import Places
 from pgembed_django.tasks.retention import Retention
 from pgembed_django.tasks.running import Call, End, Outcome, Run
 from pgembed_django.tasks.table import TASKS
+from pgembed_django.tasks.turns import Started
 
 BATCH = 50
 """How many tasks may end, or wait for a place, before the loop has to see to it."""
@@ -80,6 +81,8 @@ class TaskHandler(Handler):
         self._concurrency = processes or concurrency
         self._in_processes = processes > 0
         self._claimed: list[Claim] = []
+        self._calls: dict[int, Call] = {}
+        """Of claimed tasks, as far as their claims have told."""
         self._runs: dict[int, Run] = {}
         """Those that were handed to a place and have not been collected."""
         self._done: deque[Run] = deque()
@@ -140,6 +143,13 @@ class TaskHandler(Handler):
         """Return what claims its tasks."""
         return TaskClaiming(self, setting, lease)
 
+    def take_calls(self, started: Sequence[Started]) -> None:
+        """Take in what tasks that were just started are called with."""
+        for one in started:
+            self._calls[one.claim.id] = Call(
+                one.claim, one.arguments, one.tenant, one.once, one.created_at
+            )
+
     def take(self, claims: Sequence[Claim]) -> None:
         """Take in tasks that were just claimed."""
         self._claimed += claims
@@ -173,16 +183,14 @@ class TaskHandler(Handler):
         return moved
 
     def _begin_claimed(self) -> None:
-        ids = database.array([claim.id for claim in self._claimed])
-        rows = database.prepared(self._using, CALLS, ids=ids)
-        calls = {task_id: given for task_id, *given in rows}
-        claimed, self._claimed = self._claimed, []
+        claimed, calls = self._claimed, self._read_calls()
+        self._claimed, self._calls = [], {}
         self._put_at = time.monotonic()
         for claim in claimed:
             if not self.held.holds(claim) or claim.id not in calls:
                 continue  # the next heartbeat finds it lost
             try:
-                run = self._run(Call(claim, *calls[claim.id]))
+                run = self._run(calls[claim.id])
             except Exception as error:  # noqa: BLE001 - importing runs a project's code
                 # A deploy may be under way, and another worker knows the function.
                 self.held.put_off(claim, f"{error}")
@@ -195,6 +203,14 @@ class TaskHandler(Handler):
                 self._done.append(run)
             else:
                 self._places.put(run)
+
+    def _read_calls(self) -> dict[int, Call]:
+        """Return what the claimed tasks are called with. Claims of suspects have not told."""
+        left = {one.id: one for one in self._claimed if one.id not in self._calls}
+        if left:
+            rows = database.prepared(self._using, CALLS, ids=database.array(left))
+            self._calls |= {row[0]: Call(left[row[0]], *row[1:]) for row in rows}
+        return self._calls
 
     def _give_back_waiting(self, *, may_begin: bool) -> None:
         """Give back what has found no place for a while: other workers may be free."""

@@ -17,7 +17,6 @@ from django.db import connections
 from pgembed_django.core import database, locks
 from pgembed_django.queue.jobs import Claim
 from pgembed_django.tasks import api
-from pgembed_django.tasks.turns import Started
 
 SAVED_SECONDS = 1.0
 """How many seconds of an unused limit per minute may be saved up and then used at once."""
@@ -144,15 +143,15 @@ class Room:
                 most[tenant] = min(most[tenant], due)
         return most
 
-    def take(self, started: Sequence[Started]) -> None:
-        """Count tasks that were started."""
-        if not started:
+    def take(self, tenants: Sequence[str]) -> None:
+        """Count tasks that were started, by their tenants."""
+        if not tenants:
             return
-        counts = Counter(one.tenant for one in started)
+        counts = Counter(tenants)
         self._running.update(counts)
         charged: dict[str | None, float] = {}
         if per_minute := self._limits.per_minute:
-            charged[None] = len(started) * MINUTE_SECONDS / per_minute
+            charged[None] = len(tenants) * MINUTE_SECONDS / per_minute
         if per_minute := self._limits.tenant_per_minute:
             charged |= {one: n * MINUTE_SECONDS / per_minute for one, n in counts.items()}
         if charged:
@@ -175,7 +174,7 @@ class Room:
         [[tenant]] = database.rows(self._using, TENANT, id=claim.id)
         if self.of_tenants([tenant])[tenant] < 1:
             raise Exceeded
-        self.take([Started(claim, tenant, None)])
+        self.take([tenant])
 
     def _free(self) -> int:
         limits, free = self._limits, UNLIMITED

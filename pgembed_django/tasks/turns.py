@@ -8,6 +8,7 @@ only the first one is looked at. No statement waits for anybody.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.db import IntegrityError
@@ -41,11 +42,15 @@ class Turn(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A task that was started, and whose turn it was."""
+    """A task that was started, whose turn it was, and what its function is called with."""
 
     claim: Claim
     tenant: str
     serial: str | None
+    arguments: str
+    """As JSON."""
+    once: str | None
+    created_at: datetime
 
 
 # As the conditions of the indexes ``pgembed_task_ready`` and ``pgembed_task_serial``.
@@ -172,9 +177,29 @@ TAKEN = """
     )
 """.replace("{ready}", READY)
 CHOSEN = "WHERE job.id = ANY(ARRAY(SELECT id FROM taken))"
-BY_TIME = ", tenant, serial FROM started AS job ORDER BY run_at, id"
-STARTED_IN_ORDER = STARTED + ", tenant, serial, run_at) SELECT " + COLUMNS + BY_TIME
+CALLED = ", tenant, serial, arguments::text, once, created_at"
+IN_ORDER = " FROM started AS job ORDER BY priority DESC, run_at, id"
+STARTED_IN_ORDER = STARTED + CALLED + ", run_at) SELECT " + COLUMNS + CALLED + IN_ORDER
 START_READY = TAKEN + ", started AS (" + START + CHOSEN + STARTED_IN_ORDER
+
+# All that are due, unless there are more than wanted.
+ALL_TAKEN = """
+    WITH taken AS MATERIALIZED (
+        SELECT candidate.id
+        FROM unnest(%(queues)s::text[]) AS wanted(spec)
+        CROSS JOIN LATERAL (
+            SELECT id
+            FROM pgembed_task AS task
+            WHERE {ready}
+              AND task.spec = wanted.spec
+            ORDER BY priority DESC, tenant, run_at, id
+            LIMIT %(most)s + 1
+            FOR UPDATE SKIP LOCKED
+        ) AS candidate
+    )
+""".replace("{ready}", READY)
+UNLESS_TOO_MANY = " AND (SELECT count(*) FROM taken) <= %(most)s"
+START_ALL = ALL_TAKEN + ", started AS (" + START + CHOSEN + UNLESS_TOO_MANY + STARTED_IN_ORDER
 
 KEY = "pg_try_advisory_xact_lock(hashtextextended(%(queue)s || ' ' || head.serial, 0))"
 
@@ -340,6 +365,24 @@ def tenants(lane: Lane, *, served: str, most: int, using: str) -> list[str]:
     return [tenant for (tenant,) in found]
 
 
+def start_all(queues: Sequence[str], *, most: int, lease: Lease, using: str) -> list[Started]:
+    """Start all due tasks without a key, if there are no more than ``most``.
+
+    Then it is of no account whose turn it is. Those whose time has come meanwhile are left out, as
+    only ``lanes`` finds them.
+    """
+    rows = database.by_kept_plan(
+        using,
+        TASKS(START_ALL),
+        flush=False,
+        queues=list(queues),
+        most=most,
+        worker=lease.worker_id,
+        lease=lease.seconds,
+    )
+    return _started(rows)
+
+
 def start(lane: Lane, turns: Collection[Turn], *, lease: Lease, using: str) -> list[Started]:
     """Start due tasks of a lane, in these turns.
 
@@ -392,7 +435,7 @@ def _collapsed(held: Iterable[tuple[int, int | None]]) -> tuple[list[int], set[i
 
 
 def _started(rows: Iterable[Sequence[Any]]) -> list[Started]:
-    return [Started(Claim(*row[:-2]), *row[-2:]) for row in rows]
+    return [Started(Claim(*row[:-5]), *row[-5:]) for row in rows]
 
 
 def next_due_seconds(queues: Sequence[str], *, using: str) -> float | None:

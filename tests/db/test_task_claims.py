@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ import psycopg
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections
+from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import conf
 from pgembed_django.exceptions import InputRefused, ProviderLost, ProviderUnavailable
@@ -78,6 +80,45 @@ def start(*, is_serial: bool = True, priority: int = 0, most: int = 1) -> list[C
     waiting = turns.tenants(lane, served="", most=100, using="default")
     given = [turns.Turn(tenant, most) for tenant in waiting]
     return [one.claim for one in turns.start(lane, given, lease=LEASE, using="default")]
+
+
+@pytest.mark.django_db
+class TestAllThatWait:
+    """A claim that has room for all of them takes them in one statement."""
+
+    def test_the_highest_priority_begins_first(self, make_tasker):
+        make_tasks(2, tenant="a", priority=-1)
+        make_tasks(2, tenant="b", priority=1)
+        worker = make_tasker()
+        with CaptureQueriesContext(connection) as captured:
+            claims = worker.claiming.others(worker.handler.ready(), 4)
+
+        assert tenants(claims) == ["b", "b", "a", "a"]
+        assert len(captured) == 1
+
+    def test_none_is_taken_out_of_turn_if_there_is_one_too_many(self, make_tasker):
+        make_tasks(4, tenant="a")
+        make_tasks(1, tenant="b")
+
+        assert sorted(tenants(make_tasker().claiming.up_to(4))) == ["a", "a", "a", "b"]
+
+    def test_others_do_not_wait_for_those_without_a_key_to_run_out(self, make_tasker):
+        make_tasks(1, serial="key")
+        later = make_tasks(1, tenant="later")[0]
+        Task.objects.filter(pk=later.pk).update(created_at=later.run_at - timedelta(hours=1))
+        worker, served = make_tasker(), []
+        for _ in range(2):
+            make_tasks(1)
+            served += worker.claiming.up_to(9)
+
+        assert sorted(tenants(served)) == ["", "", "", "later"]
+        assert "key" in {*Task.objects.filter(status="running").values_list("serial", flat=True)}
+
+    def test_queues_with_limits_are_left_out(self, make_tasker, settings):
+        limit(settings, concurrency=1)
+        make_tasks(2)
+
+        assert len(make_tasker().claiming.up_to(9)) == 1
 
 
 @pytest.mark.django_db

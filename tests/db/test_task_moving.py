@@ -36,6 +36,7 @@ def lose(*given: Any) -> None:
 @pytest.fixture(autouse=True)
 def empty() -> Iterator[None]:
     sent.clear()
+    tasks.seen.clear()
     yield
     sent.clear()
 

@@ -130,6 +130,14 @@ def test_plain(claim, again):
     assert_bounded(nodes, 2 * BATCH)
 
 
+def test_all_that_wait(claim):
+    waiting = Task.objects.filter(queue="plain", status="pending")
+    waiting.exclude(pk__in=waiting.order_by("pk")[:10]).delete()
+    claims, nodes = claim("plain")
+    assert len(claims) == 10
+    assert_bounded(nodes, BATCH)
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["anew", "on"])
 def test_tenants(claim, again):
     claims, nodes = claim("tenants", again=again)
@@ -189,6 +197,7 @@ STATEMENTS = [
     turns.TENANTS_READY,
     turns.TENANTS_SERIAL,
     turns.START_READY,
+    turns.START_ALL,
     turns.HOLD_KEYS,
     turns.START_SERIAL,
     turns.NEXT_DUE,

@@ -157,13 +157,16 @@ class Command(EmbedCommand):
         chosen = self.chosen_specs(options["specs"], using=using, or_tasks=True)
         if names and not options["specs"]:
             chosen = {}
-        handlers: list[Handler] = [EmbeddingHandler(chosen, using=using)] if chosen else []
+        handlers: list[Handler] = []
         if queues:
             concurrency = conf.current().tasks_concurrency
             processes = options["processes"] or 0
             handlers.append(
                 TaskHandler(queues, using=using, concurrency=concurrency, processes=processes)
             )
+        if chosen:
+            # Behind the tasks: looking for rows would delay their start.
+            handlers.append(EmbeddingHandler(chosen, using=using))
         if not handlers:
             raise CommandError("There is nothing to work on.", returncode=CANNOT_START)
         worker = Worker(
