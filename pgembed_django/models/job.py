@@ -53,24 +53,8 @@ class Ending(enum.StrEnum):
     """Not done yet: an open transaction has locked it or its unit's pending job. Try again."""
 
 
-class Job(NotFromFixtures):
-    """A job to embed one unit, ``(spec, source_pk)``. It is kept for a while after it has ended."""
-
-    class Kind(models.TextChoices):
-        WRITE = "write", _("write")
-        RIPPLE = "ripple", _("related change")
-        RECONCILER = "reconciler", _("reconciler")
-        BACKFILL = "backfill", _("backfill")
-        MANUAL_RETRY = "manual_retry", _("manual retry")
-
-        @property
-        def is_awaited(self) -> bool:
-            """Whether somebody waits for such jobs."""
-            return self in CHANGES
-
-        def priority(self, of_spec: int) -> int:
-            """Return the priority of such jobs, given that of their spec (-100 to 100)."""
-            return of_spec + LANES[self]
+class Queued(NotFromFixtures):
+    """A row that workers claim: what the queue reads and writes of it, whatever its kind."""
 
     class Status(models.TextChoices):
         PENDING = "pending", _("pending")
@@ -80,31 +64,25 @@ class Job(NotFromFixtures):
         DISMISSED = "dismissed", _("dismissed")
 
     id = models.BigAutoField(primary_key=True)
-    spec = models.TextField()
-    source_pk = models.TextField()
-    kind = models.TextField(choices=Kind, db_default=Kind.WRITE)
     status = models.TextField(choices=Status, db_default=Status.PENDING)
     priority = models.SmallIntegerField(db_default=0)
     is_awaited = models.BooleanField(
         db_default=True,
-        help_text=_(
-            "Somebody waits for it: its row was written, or a person asked. Until it has "
-            "succeeded, its row is stale. Then it is kept for a while."
-        ),
+        help_text=_("Somebody waits for it: nothing but a schedule or a repair has asked for it."),
     )
     claims = models.IntegerField(
-        db_default=0, help_text=_("How often the job was started. The fencing token of the claim.")
+        db_default=0, help_text=_("How often it was started. The fencing token of the claim.")
     )
     attempts = models.SmallIntegerField(db_default=0, help_text=_("Failures that count."))
     crashes = models.SmallIntegerField(db_default=0, help_text=_("Leases that ran out."))
     outages = models.SmallIntegerField(
-        db_default=0, help_text=_("How often its provider went down while it had this text.")
+        db_default=0, help_text=_("How often its provider went down while it ran.")
     )
     parkings = models.SmallIntegerField(
-        db_default=0, help_text=_("How often the unit has failed for good before this job.")
+        db_default=0, help_text=_("How often its unit has failed for good before.")
     )
     items_done = models.IntegerField(
-        db_default=0, help_text=_("How many parts of a long job are done. Of a text: its chunks.")
+        db_default=0, help_text=_("How many of its parts are done. Of a text: its chunks.")
     )
     items_total = models.IntegerField(db_default=0, help_text=_("How many parts it has."))
     last_error = models.TextField(db_default="", blank=True)
@@ -124,8 +102,38 @@ class Job(NotFromFixtures):
     finished_at = models.DateTimeField(null=True, blank=True)
     settled_at = models.DateTimeField(null=True, blank=True)
     traceparent = models.TextField(  # noqa: DJ001 - NULL takes no room in the row
-        null=True, blank=True, help_text=_("The trace of the write that asked for it (W3C).")
+        null=True, blank=True, help_text=_("The trace that it was enqueued in (W3C).")
     )
+
+    class Meta:
+        abstract = True
+
+
+class Job(Queued):
+    """A job to embed one unit, ``(spec, source_pk)``. It is kept for a while after it has ended.
+
+    While one is pending or runs that somebody waits for, its row is stale.
+    """
+
+    class Kind(models.TextChoices):
+        WRITE = "write", _("write")
+        RIPPLE = "ripple", _("related change")
+        RECONCILER = "reconciler", _("reconciler")
+        BACKFILL = "backfill", _("backfill")
+        MANUAL_RETRY = "manual_retry", _("manual retry")
+
+        @property
+        def is_awaited(self) -> bool:
+            """Whether somebody waits for such jobs."""
+            return self in CHANGES
+
+        def priority(self, of_spec: int) -> int:
+            """Return the priority of such jobs, given that of their spec (-100 to 100)."""
+            return of_spec + LANES[self]
+
+    spec = models.TextField()
+    source_pk = models.TextField()
+    kind = models.TextField(choices=Kind, db_default=Kind.WRITE)
 
     class Meta:
         verbose_name = _("job")

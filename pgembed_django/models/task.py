@@ -22,7 +22,7 @@ from pgembed_django.models.job import (
     READY,
     RUNNING,
     SUSPECT,
-    Job,
+    Queued,
 )
 
 KNOWN_AS_DUE = Q(run_at__lte=Greatest("created_at", "found_due_at"))
@@ -30,12 +30,9 @@ KNOWN_AS_DUE = Q(run_at__lte=Greatest("created_at", "found_due_at"))
 CLAIMABLE = READY & Q(crashes=0, outages=0) & KNOWN_AS_DUE
 
 
-class Task(NotFromFixtures):
+class Task(Queued):
     """A call of a function that a worker is to make. It is deleted once it has succeeded."""
 
-    Status = Job.Status
-
-    id = models.BigAutoField(primary_key=True)
     queue = models.TextField(db_column="spec", db_default="default")
     unit = models.TextField(
         db_column="source_pk", help_text=_("The key that its runs collapse into, or else its id.")
@@ -55,40 +52,8 @@ class Task(NotFromFixtures):
     )
     batch_id = models.BigIntegerField(null=True, blank=True)
     cancel_asked_at = models.DateTimeField(null=True, blank=True)
-    status = models.TextField(choices=Job.Status, db_default=Job.Status.PENDING)
-    priority = models.SmallIntegerField(db_default=0)
-    is_awaited = models.BooleanField(
-        db_default=True, help_text=_("Somebody waits for it: it is no run of a schedule.")
-    )
-    claims = models.IntegerField(
-        db_default=0, help_text=_("How often it was started. The fencing token of the claim.")
-    )
-    attempts = models.SmallIntegerField(db_default=0, help_text=_("Failures that count."))
-    crashes = models.SmallIntegerField(db_default=0, help_text=_("Leases that ran out."))
-    outages = models.SmallIntegerField(
-        db_default=0, help_text=_("How often its provider went down while it ran.")
-    )
-    parkings = models.SmallIntegerField(db_default=0)
-    items_done = models.IntegerField(db_default=0)
-    items_total = models.IntegerField(db_default=0)
-    last_error = models.TextField(db_default="", blank=True)
-    signature = models.TextField(
-        db_default="",
-        blank=True,
-        help_text=_("Of a failure: what errors of its kind have in common."),
-    )
-    run_at = models.DateTimeField(db_default=Now(), help_text=_("Not before this time."))
     found_due_at = models.DateTimeField(
         null=True, blank=True, help_text=_("When a worker found that its time has come.")
-    )
-    worker_id = models.BigIntegerField(null=True, blank=True)
-    lease_expires_at = models.DateTimeField(null=True, blank=True)
-    created_at = models.DateTimeField(db_default=Now())
-    started_at = models.DateTimeField(null=True, blank=True)
-    finished_at = models.DateTimeField(null=True, blank=True)
-    settled_at = models.DateTimeField(null=True, blank=True)
-    traceparent = models.TextField(  # noqa: DJ001 - as above
-        null=True, blank=True, help_text=_("The trace that it was enqueued in (W3C).")
     )
 
     class Meta:
