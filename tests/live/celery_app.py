@@ -17,7 +17,12 @@ app.conf.update(
     task_ignore_result=True,
     worker_prefetch_multiplier=1,
     # How soon Redis hands on what a killed worker had.
-    broker_transport_options={"visibility_timeout": 3, "polling_interval": 0.1},
+    broker_transport_options={
+        "visibility_timeout": 3,
+        "polling_interval": 0.1,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    },
     broker_connection_retry_on_startup=True,
 )
 
