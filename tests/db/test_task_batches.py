@@ -6,6 +6,7 @@ import json
 import threading
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import DataError, connection, connections, transaction
 from django.db.models.functions import Now
@@ -155,6 +156,28 @@ def test_two_ends_that_both_find_no_other_task_enqueue_what_follows_once(writer)
         writer.start("DELETE FROM pgembed_task WHERE id = %s", added)
         until_waiting(1)
     writer.end()
+    writer.connection.commit()
+    assert following() == 1
+
+
+@pytest.mark.parametrize(
+    "level", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE]
+)
+def test_an_end_that_does_not_see_the_other_last_one_is_refused(writer, level):
+    batch(notes(2), then=LAST)
+    one, other = Task.objects.order_by("pk").values_list("pk", flat=True)
+    writer.connection.isolation_level = level
+    lock = "SELECT FROM pgembed_task WHERE id = %s FOR NO KEY UPDATE"
+    writer.connection.execute(lock, [other])
+    with transaction.atomic():
+        complete([Ended(one)], using="default")()
+        writer.start("DELETE FROM pgembed_task WHERE id = %s", other)
+        until_waiting(1)
+    try:
+        writer.end()
+    except psycopg.errors.SerializationFailure:
+        writer.connection.rollback()
+        writer.connection.execute("DELETE FROM pgembed_task WHERE id = %s", [other])
     writer.connection.commit()
     assert following() == 1
 

@@ -16,13 +16,20 @@ BEGIN
     WHERE done.id = batch
       AND done.ended_at IS NULL
     FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
     -- A statement of its own: it sees what those before have committed.
-    IF NOT FOUND OR EXISTS (
+    IF EXISTS (
         SELECT
         FROM {tables}.pgembed_task AS task
         WHERE task.batch_id = batch
           AND task.status IN ('pending', 'running')
     ) THEN
+        -- Whoever waits here at a stricter isolation level will not see this end: it has to fail.
+        UPDATE {tables}.pgembed_taskbatch AS done
+        SET failed = done.failed
+        WHERE done.id = batch;
         RETURN;
     END IF;
     UPDATE {tables}.pgembed_taskbatch AS done
