@@ -144,8 +144,9 @@ def main(number: int) -> None:
     import django
 
     # The worker decides when it ends. A terminal or a supervisor may signal all processes.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # By handlers: programs that a function starts would inherit that they are ignored.
+    ended_by = (signal.SIGINT, signal.SIGTERM)
+    before = {one: signal.signal(one, lambda *_: None) for one in ended_by}
     django.setup()
 
     from queue import SimpleQueue
@@ -154,6 +155,21 @@ def main(number: int) -> None:
     from pgembed_django.tasks.running import End, Outcome, Run, leave_sessions
 
     pipe = Connection(number)
+    os.set_inheritable(number, False)
+
+    def leave() -> None:
+        pipe.close()
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ended_by)
+
+    # What a function forks may outlive this process. The worker must see its end all the same.
+    # A signal that comes before it has left this one waits.
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ended_by),
+        after_in_child=leave,
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, ended_by),
+    )
     todo: SimpleQueue[dict[str, Any]] = SimpleQueue()
     now: list[Run] = []
 

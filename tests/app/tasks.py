@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -171,6 +174,9 @@ def behave(context: Any, how: str) -> str:
             seen.append(context.key)
             context.retry(in_seconds=0)
         seen.append(context.key)
+    if how.startswith("again in ") and not seen:
+        seen.append(how)
+        context.retry(in_seconds=float(how.removeprefix("again in ")))
     if how == "secret":
         raise ValueError("Authorization: Bearer abcdef0123456789")
     if how == "long":
@@ -256,6 +262,42 @@ async def meet(count: int) -> None:
     seen.append("came")
     while seen.count("came") < count:
         await asyncio.sleep(0.005)
+
+
+@task(attempts=1)
+async def leave_loop(how: str) -> None:
+    """End the event loop, or try to."""
+
+    async def leave() -> None:
+        sys.exit(how)
+
+    if how == "stop":
+        asyncio.get_running_loop().stop()
+    else:
+        await asyncio.gather(leave())
+
+
+@task()
+def end_helpers() -> None:
+    """Start a program and a process, end both, and note how they have ended."""
+    program = subprocess.Popen(["sleep", "3600"])
+    program.terminate()
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
+    process.start()
+    process.terminate()
+    process.join()
+    Note.objects.create(body=f"{program.wait()} {process.exitcode}")
+
+
+@task(timeout=0.3, attempts=1)
+def leave_helpers(path: str) -> None:
+    """Start a program and a process that outlive this one, and wait for a file as they do."""
+    os.system(f"while [ ! -e '{path}' ]; do sleep 0.1; done &")
+    is_forked = os.fork() == 0
+    while not Path(path).exists():
+        time.sleep(0.01)
+    if is_forked:
+        os._exit(0)
 
 
 @task(tenant="{tenant}", takes_context=True)

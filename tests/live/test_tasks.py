@@ -205,3 +205,24 @@ def test_a_task_may_ask_for_another_run(start_worker, tmp_path, options):
     wait_for_end()
 
     assert Note.objects.get().body == "second run"
+
+
+def test_what_a_task_starts_in_a_process_can_be_ended(start_worker):
+    tasks.end_helpers.enqueue()
+    start_worker("--processes", "1", **SOON)
+
+    wait_for_end()
+
+    assert Note.objects.get().body == "-15 -15"
+
+
+def test_what_a_killed_process_has_started_holds_up_no_other_task(start_worker, tmp_path):
+    gate = tmp_path / "gate"
+    tasks.leave_helpers.enqueue(str(gate))
+    start_worker("--processes", "1", **SOON)
+    try:
+        wait_until(Task.objects.filter(status="failed").exists)
+        tasks.note.enqueue("next")
+        wait_until(Note.objects.exists)
+    finally:
+        gate.touch()
