@@ -8,6 +8,7 @@ from django.db import router
 
 from pgembed_django.core import database
 from pgembed_django.models import Job, Task
+from pgembed_django.tasks import results
 
 # The note locks the task, so that no worker can start it before it is deleted.
 NOTE = """
@@ -22,13 +23,12 @@ DELETE = "DELETE FROM pgembed_task WHERE id = %(id)s"
 
 def cancel(result: Any) -> str:
     """See ``pgembed_django.tasks.cancel``."""
-    result_id = str(getattr(result, "id", result))
-    if not (result_id.isascii() and result_id.isdecimal()):
+    if (task_id := results.id_of(str(getattr(result, "id", result)))) is None:
         return "gone"
     using = router.db_for_write(Task)
     try:
         with database.giving_way(using):
-            return cancel_one(int(result_id), using=using)
+            return cancel_one(task_id, using=using)
     except database.Busy:
         return "busy"
 

@@ -12,6 +12,9 @@ from pgembed_django.providers.errors import without_secrets
 from pgembed_django.queue.jobs.settling import MAX_ERROR_CHARACTERS
 
 MAX_LINE_CHARACTERS = 500
+MAX_WAIT_SECONDS = 366 * 86400.0
+"""The longest time until another run. The database has none for many more years."""
+
 OURS = "pgembed_django/tasks/"
 CUT = "Traceback (most recent call last):\n  …\n"
 
@@ -21,7 +24,9 @@ class Again(BaseException):
 
     def __init__(self, at: datetime | None, in_seconds: float) -> None:
         super().__init__("another run was asked for")
-        self.seconds = max((at - timezone.now()).total_seconds() if at else in_seconds, 0.0)
+        seconds = (at - timezone.now()).total_seconds() if at else in_seconds
+        # In this order, zero also stands for what is no number.
+        self.seconds = min(max(0.0, seconds), MAX_WAIT_SECONDS)
 
 
 def described(error: BaseException) -> str:

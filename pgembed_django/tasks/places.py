@@ -150,6 +150,7 @@ class _Coroutines:
         self._done = done
         self._todo: deque[Run] = deque()
         self._tasks: dict[Run, asyncio.Task[None]] = {}
+        self._is_closed = False
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._serve, name="pgembed-async", daemon=True).start()
 
@@ -168,12 +169,16 @@ class _Coroutines:
         self._loop.call_soon_threadsafe(self._abandon, run)
 
     def close(self) -> None:
+        self._is_closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     # On the event loop
 
     def _serve(self) -> None:
-        self._loop.run_forever()
+        # A function may stop the loop, or exit in a task that it has created. Others run on it.
+        while not self._is_closed:
+            with suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_forever()
         left = asyncio.all_tasks(self._loop)
         for task in left:
             task.cancel()
@@ -198,8 +203,8 @@ class _Coroutines:
 
     def _end(self, run: Run, task: asyncio.Task[None]) -> None:
         run.stop = _nothing
-        if not task.cancelled():
-            task.exception()
+        if not task.cancelled() and (error := task.exception()) and run.outcome is None:
+            run.outcome = Outcome(End.RETRY, described(error))  # it failed before its function
         if self._tasks.pop(run, None):
             self._free += 1
         self._done(run)

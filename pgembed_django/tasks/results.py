@@ -30,6 +30,7 @@ NO_CLASS = "pgembed_django.exceptions.PgembedError"
 """The class of errors that no function raised: its worker is lost, say."""
 
 MAX_ID = 2**63 - 1
+MAX_DIGITS = 19
 
 
 def declared(function: str) -> Any:
@@ -65,16 +66,22 @@ def ready(task: Any, enqueued: Enqueued, call: Call, *, backend: str) -> TaskRes
     )
 
 
+def id_of(result_id: object) -> int | None:
+    """Return the id of the task that a result's id names, or None if there can be none."""
+    if not (isinstance(result_id, str) and result_id.isascii() and result_id.isdecimal()):
+        return None
+    # Python converts no number of thousands of digits.
+    task_id = int(result_id) if len(result_id) <= MAX_DIGITS else MAX_ID + 1
+    return task_id if task_id <= MAX_ID else None
+
+
 def find(result_id: str, *, using: str, backend: str) -> TaskResult[Any, Any] | None:
     """Return a task's result, if the task or its kept result is there.
 
     Raises:
         InvalidTask: its function is no longer there.
     """
-    if not (isinstance(result_id, str) and result_id.isascii() and result_id.isdecimal()):
-        return None
-    task_id = int(result_id)
-    if task_id > MAX_ID:
+    if (task_id := id_of(result_id)) is None:
         return None
     if (row := Task.objects.using(using).filter(pk=task_id).first()) is not None:
         return of_row(row, backend=backend)

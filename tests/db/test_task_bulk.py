@@ -134,7 +134,7 @@ class TestCancel:
         assert cancel(result) == "asked"
         assert Task.objects.get().cancel_asked_at == asked_at
 
-    @pytest.mark.parametrize("result_id", ["1", "", "nonsense", str(2**63)])
+    @pytest.mark.parametrize("result_id", ["1", "", "nonsense", str(2**63), "9" * 5000])
     def test_of_what_is_not_there_does_nothing(self, result_id):
         assert cancel(result_id) == "gone"
 

@@ -14,6 +14,7 @@ from pgembed_django import conf
 from pgembed_django.models import Attempt, Task, TaskRecord
 from pgembed_django.queue import sessions
 from pgembed_django.queue.work import Work
+from pgembed_django.tasks.api import task_started
 from pgembed_django.tasks.handler import TaskHandler
 from pgembed_django.testing import run_tasks
 from tests.app import tasks
@@ -53,6 +54,17 @@ def until(work: Work, condition):
         return condition()
 
     return wait_until(look, seconds=20)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "1e300", "1e12"])
+def test_whatever_time_another_run_is_asked_for_the_worker_goes_on(seconds):
+    tasks.behave.enqueue(f"again in {seconds}")
+    tasks.note.enqueue("neighbour")
+
+    run_tasks()
+
+    assert Note.objects.get().body == "neighbour"
+    assert all(task.run_at > task.created_at for task in Task.objects.all())
 
 
 def last_error() -> str:
@@ -354,6 +366,43 @@ def test_coroutines_run_at_once_and_complete_by_the_async_orm(make_work):
 
     assert Note.objects.count() == 3
     assert not Task.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("how", "failed"), [("exit", 1), ("stop", 0)])
+def test_a_coroutine_that_ends_the_event_loop_takes_no_other_one_along(make_work, how, failed):
+    work = make_work(concurrency=2)
+    tasks.leave_loop.enqueue(how)
+    until(work, lambda: not Task.objects.exclude(status="failed").exists())
+
+    tasks.anote.enqueue("next")
+    until(work, lambda: Note.objects.exists())
+
+    assert Task.objects.filter(status="failed").count() == failed
+
+
+@pytest.mark.django_db(transaction=True)
+def test_arguments_that_cannot_be_read_cost_a_coroutine_attempts(make_work):
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pgembed_enqueue_task_v1('tests.app.tasks.plain_async', %s)",
+            ['{"args": [1e10000]}'],  # Python reads no number of so many digits
+        )
+    work = make_work(max_attempts=1)
+    states = Task.objects.values_list("status", "claims")
+
+    # Its signals are told the arguments before it is called.
+    task_started.connect(ignore)
+    try:
+        until(work, lambda: states.get()[1] and work.held.is_empty)
+    finally:
+        task_started.disconnect(ignore)
+
+    assert states.get() == ("failed", 1)
+
+
+def ignore(**_: object) -> None:
+    """Receive a signal."""
 
 
 # Places
