@@ -169,7 +169,7 @@ class TaskHandler(Handler):
             if self._runs.get(run.call.claim.id) is run:
                 del self._runs[run.call.claim.id]
                 self._mean_seconds += (run.seconds - self._mean_seconds) / 16
-                self._report(run, run.outcome or Outcome(End.AGAIN))
+                self._report(run, run.outcome or Outcome(End.AGAIN, seconds=1))
         return True
 
     def advance(self, *, may_begin: bool) -> bool:
