@@ -721,8 +721,8 @@ MUTANTS = [
         "T5",
         "followed-too-early",
         "triggers/sql/end_batch_v1.sql",
-        "IF NOT FOUND OR EXISTS (",
-        "IF NOT FOUND OR false AND EXISTS (",
+        "    IF EXISTS (",
+        "    IF false AND EXISTS (",
         "db/test_task_batches.py::test_two_workers_that_end_the_last_two_enqueue_what_follows_once",
     ),
     # T6: a task ends as its options and people say.
