@@ -193,6 +193,7 @@ def test_a_queue_that_nobody_declares_is_shown_while_it_has_tasks() -> None:
 
 def test_the_counts_read_an_index_however_many_tasks_there_are() -> None:
     with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE pgembed_task")  # what other tests have left of rows and indexes
         cursor.execute(
             "INSERT INTO pgembed_task (spec, source_pk, kind, arguments, tenant)"
             " SELECT 'default', n::text, 'a.b', '{}', n %% 300"
