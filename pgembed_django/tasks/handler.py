@@ -81,8 +81,8 @@ class TaskHandler(Handler):
         self._concurrency = processes or concurrency
         self._in_processes = processes > 0
         self._claimed: list[Claim] = []
-        self._calls: dict[int, Call] = {}
-        """Of claimed tasks, as far as their claims have told."""
+        self._calls: dict[Claim, Call] = {}
+        """As far as claims have told. Not by id: a task may have been claimed again."""
         self._runs: dict[int, Run] = {}
         """Those that were handed to a place and have not been collected."""
         self._done: deque[Run] = deque()
@@ -146,7 +146,7 @@ class TaskHandler(Handler):
     def take_calls(self, started: Sequence[Started]) -> None:
         """Take in what tasks that were just started are called with."""
         for one in started:
-            self._calls[one.claim.id] = Call(
+            self._calls[one.claim] = Call(
                 one.claim, one.arguments, one.tenant, one.once, one.created_at
             )
 
@@ -187,10 +187,10 @@ class TaskHandler(Handler):
         self._claimed, self._calls = [], {}
         self._put_at = time.monotonic()
         for claim in claimed:
-            if not self.held.holds(claim) or claim.id not in calls:
+            if not self.held.holds(claim) or claim not in calls:
                 continue  # the next heartbeat finds it lost
             try:
-                run = self._run(calls[claim.id])
+                run = self._run(calls[claim])
             except Exception as error:  # noqa: BLE001 - importing runs a project's code
                 # A deploy may be under way, and another worker knows the function.
                 self.held.put_off(claim, f"{error}")
@@ -204,12 +204,12 @@ class TaskHandler(Handler):
             else:
                 self._places.put(run)
 
-    def _read_calls(self) -> dict[int, Call]:
+    def _read_calls(self) -> dict[Claim, Call]:
         """Return what the claimed tasks are called with. Claims of suspects have not told."""
-        left = {one.id: one for one in self._claimed if one.id not in self._calls}
+        left = {one.id: one for one in self._claimed if one not in self._calls}
         if left:
             rows = database.prepared(self._using, CALLS, ids=database.array(left))
-            self._calls |= {row[0]: Call(left[row[0]], *row[1:]) for row in rows}
+            self._calls |= {left[row[0]]: Call(left[row[0]], *row[1:]) for row in rows}
         return self._calls
 
     def _give_back_waiting(self, *, may_begin: bool) -> None:
