@@ -10,6 +10,7 @@ from django.db.models import Prefetch
 
 from pgembed_django import (
     Results,
+    SearchManager,
     SearchQuerySet,
     asearch,
     asimilar_to,
@@ -54,6 +55,13 @@ async def searches_of_a_queryset(rows: SearchQuerySet[Group], group: Group) -> N
     assert_type(await rows.asimilar_to(group, limit=5), Results[Group])
     rows.search("trout", most=5)  # type: ignore[call-arg]
     rows.similar_to(group, mode="lexical")  # type: ignore[call-arg]
+
+
+def searches_of_a_manager(rows: SearchManager[Group], group: Group) -> None:
+    assert_type(rows.search("trout", limit=5, mode="lexical"), Results[Group])
+    assert_type(rows.similar_to(group, limit=5), Results[Group])
+    assert_type(rows.filter(name="cooks").search("trout"), Results[Group])
+    assert_type(rows.search("trout").hits[0].instance, Group)
 
 
 def hits(results: Results[Group]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, get_args, overload
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, get_args, overload
 
 import numpy as np
 from asgiref.sync import sync_to_async
@@ -31,26 +31,26 @@ Row = TypeVar("Row", bound=Model)
 Some = type[Model] | QuerySet[Any] | Manager[Any]
 
 
+class PageOptions(TypedDict, total=False):
+    """The keywords of ``similar_to``. ``search`` says what they mean, and their defaults."""
+
+    limit: int
+    offset: int
+    name: str | None
+
+
+class SearchOptions(PageOptions, total=False):
+    """The keywords of ``search``, which says what they mean, and their defaults."""
+
+    mode: Mode
+
+
 @overload
 def search(
-    where: type[Row] | QuerySet[Row] | Manager[Row],
-    text: str,
-    *,
-    limit: int = 10,
-    offset: int = 0,
-    mode: Mode = "hybrid",
-    name: str | None = None,
+    where: type[Row] | QuerySet[Row] | Manager[Row], text: str, **options: Unpack[SearchOptions]
 ) -> Results[Row]: ...
 @overload
-def search(
-    where: Sequence[Some],
-    text: str,
-    *,
-    limit: int = 10,
-    offset: int = 0,
-    mode: Mode = "hybrid",
-    name: str | None = None,
-) -> Results[Any]: ...
+def search(where: Sequence[Some], text: str, **options: Unpack[SearchOptions]) -> Results[Any]: ...
 def search(
     where: Some | Sequence[Some],
     text: str,
@@ -87,37 +87,17 @@ def search(
 
 @overload
 async def asearch(
-    where: type[Row] | QuerySet[Row] | Manager[Row],
-    text: str,
-    *,
-    limit: int = 10,
-    offset: int = 0,
-    mode: Mode = "hybrid",
-    name: str | None = None,
+    where: type[Row] | QuerySet[Row] | Manager[Row], text: str, **options: Unpack[SearchOptions]
 ) -> Results[Row]: ...
 @overload
 async def asearch(
-    where: Sequence[Some],
-    text: str,
-    *,
-    limit: int = 10,
-    offset: int = 0,
-    mode: Mode = "hybrid",
-    name: str | None = None,
+    where: Sequence[Some], text: str, **options: Unpack[SearchOptions]
 ) -> Results[Any]: ...
 async def asearch(
-    where: Some | Sequence[Some],
-    text: str,
-    *,
-    limit: int = 10,
-    offset: int = 0,
-    mode: Mode = "hybrid",
-    name: str | None = None,
+    where: Some | Sequence[Some], text: str, **options: Unpack[SearchOptions]
 ) -> Results[Any]:
     """Search like ``search``, without blocking the event loop."""
-    run: Callable[[], Results[Any]] = partial(
-        search, where, text, limit=limit, offset=offset, mode=mode, name=name
-    )
+    run: Callable[[], Results[Any]] = partial(search, where, text, **options)
     return await sync_to_async(run)()
 
 
@@ -218,17 +198,10 @@ def similar_to(
 
 
 async def asimilar_to(
-    instance: Row,
-    *,
-    limit: int = 10,
-    offset: int = 0,
-    among: QuerySet[Row] | None = None,
-    name: str | None = None,
+    instance: Row, *, among: QuerySet[Row] | None = None, **options: Unpack[PageOptions]
 ) -> Results[Row]:
     """Find like ``similar_to``, without blocking the event loop."""
-    return await sync_to_async(similar_to)(
-        instance, limit=limit, offset=offset, among=among, name=name
-    )
+    return await sync_to_async(similar_to)(instance, among=among, **options)
 
 
 def _key_of(instance: Model) -> Any:
@@ -264,45 +237,40 @@ def _mean_vector(target: Target[Any], space: Space, key: Any) -> Vector | None:
     return middle
 
 
-class SearchQuerySet(QuerySet[Row]):
+class Searchable(Generic[Row]):
+    """The search methods of ``SearchQuerySet`` and ``SearchManager``."""
+
+    def search(self, text: str, **options: Unpack[SearchOptions]) -> Results[Row]:
+        """Return the rows of this queryset that match ``text`` best."""
+        return search(self._rows, text, **options)
+
+    async def asearch(self, text: str, **options: Unpack[SearchOptions]) -> Results[Row]:
+        """Search like ``search``, without blocking the event loop."""
+        return await asearch(self._rows, text, **options)
+
+    def similar_to(self, instance: Row, **options: Unpack[PageOptions]) -> Results[Row]:
+        """Return the rows of this queryset nearest to ``instance``."""
+        return similar_to(instance, among=self._rows, **options)
+
+    async def asimilar_to(self, instance: Row, **options: Unpack[PageOptions]) -> Results[Row]:
+        """Find like ``similar_to``, without blocking the event loop."""
+        return await asimilar_to(instance, among=self._rows, **options)
+
+    @property
+    def _rows(self) -> QuerySet[Row]:
+        rows: Any = self
+        everything: QuerySet[Row] = rows.all()
+        return everything
+
+
+class SearchQuerySet(Searchable[Row], QuerySet[Row]):
     """A queryset with search methods. They take the same keywords as the functions."""
 
-    def search(
-        self,
-        text: str,
-        *,
-        limit: int = 10,
-        offset: int = 0,
-        mode: Mode = "hybrid",
-        name: str | None = None,
-    ) -> Results[Row]:
-        """Return the rows of this queryset that match ``text`` best."""
-        return search(self, text, limit=limit, offset=offset, mode=mode, name=name)
 
-    async def asearch(
-        self,
-        text: str,
-        *,
-        limit: int = 10,
-        offset: int = 0,
-        mode: Mode = "hybrid",
-        name: str | None = None,
-    ) -> Results[Row]:
-        """Search like ``search``, without blocking the event loop."""
-        return await asearch(self, text, limit=limit, offset=offset, mode=mode, name=name)
+class SearchManager(Searchable[Row], Manager[Row]):
+    """A manager with the methods of ``SearchQuerySet``: ``objects = SearchManager()``."""
 
-    def similar_to(
-        self, instance: Row, *, limit: int = 10, offset: int = 0, name: str | None = None
-    ) -> Results[Row]:
-        """Return the rows of this queryset nearest to ``instance``."""
-        return similar_to(instance, limit=limit, offset=offset, among=self, name=name)
+    _queryset_class = SearchQuerySet
 
-    async def asimilar_to(
-        self, instance: Row, *, limit: int = 10, offset: int = 0, name: str | None = None
-    ) -> Results[Row]:
-        """Find like ``similar_to``, without blocking the event loop."""
-        return await asimilar_to(instance, limit=limit, offset=offset, among=self, name=name)
-
-
-SearchManager = Manager.from_queryset(SearchQuerySet)
-"""A manager with the methods of ``SearchQuerySet``: ``objects = SearchManager()``."""
+    def get_queryset(self) -> SearchQuerySet[Row]:
+        return cast("SearchQuerySet[Row]", super().get_queryset())
