@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from typing import get_overloads
+from typing import get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgembed_django import asearch, asimilar_to, search, similar_to
+from pgembed_django import search, similar_to
 from pgembed_django.retrieval import fusion, statistics
+from pgembed_django.retrieval.searching import PageOptions, SearchOptions
 
 RANKINGS = st.lists(st.lists(st.integers(0, 20), unique=True, max_size=10), max_size=3)
 
@@ -118,12 +119,14 @@ def test_lexemes_are_quoted():
     assert statistics.any_of([]) == ""
 
 
-# Sync and async
+# Keywords
 
 
-@pytest.mark.parametrize(("sync", "awaited"), [(search, asearch), (similar_to, asimilar_to)])
-def test_what_is_awaited_takes_and_gives_the_same(sync, awaited):
-    assert inspect.signature(awaited) == inspect.signature(sync)
-    assert [inspect.signature(one) for one in get_overloads(awaited)] == [
-        inspect.signature(one) for one in get_overloads(sync)
-    ]
+@pytest.mark.parametrize(
+    ("function", "options", "others"),
+    [(search, SearchOptions, set()), (similar_to, PageOptions, {"among"})],
+)
+def test_what_passes_keywords_on_declares_those_there_are(function, options, others):
+    parameters = inspect.signature(function).parameters.values()
+    keywords = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
+    assert get_type_hints(options).keys() == keywords - others
