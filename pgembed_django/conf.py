@@ -22,13 +22,16 @@ PREFIX = "PGEMBED_"
 LEAST = {"index_rows": 0, "index_workers": 0, "hnsw_m": 2, "hnsw_ef_construction": 4}
 """Lower bounds of whole numbers, other than one. HNSW's are those of pgvector."""
 
-MOST = {"hnsw_m": 100, "hnsw_ef_construction": 1000}
+MOST = {"hnsw_m": 100, "hnsw_ef_construction": 1000, "bm25_b": 1}
 
 ENDLESS = 10**9
 """The upper bound of other numbers: locks wait no longer, and Postgres cannot add infinity."""
 
-ABOVE_ZERO = {"lease_seconds"}
-"""A lease of zero seconds ends when it begins: jobs of healthy workers would count as crashed."""
+ABOVE_ZERO = {"lease_seconds", "bm25_k1"}
+"""A lease of zero seconds ends when it begins: jobs of healthy workers would count as crashed.
+
+BM25 divides by a multiple of k1 where a passage lacks a word.
+"""
 
 CHOICES = {"index_type": ("auto", "vector", "halfvec", "binary")}
 
@@ -97,6 +100,12 @@ class Settings:
 
     text_search_config: str = "english"
     """The full-text search configuration for passages and queries."""
+
+    bm25_k1: float = 1.2
+    """BM25: how much it counts that a passage has a word again and again. Usually 1.2 to 2."""
+
+    bm25_b: float = 0.75
+    """BM25: how much longer passages are held back, from 0 (not at all) to 1."""
 
     query_seconds: float = 2.0
     """How long a search waits for its query's vector. After that it searches by words only.

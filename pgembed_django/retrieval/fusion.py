@@ -113,14 +113,14 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
     early: FoundBy = {}
     if by_words and question.pending and not question.pending.is_answered(MOMENT_SECONDS):
         # Search by words while the query is being embedded.
-        early = both.find([both.lexical()], depth=SHALLOW)
+        early = both.find([both.lexical(depth=SHALLOW)], depth=SHALLOW)
     vector = _vector(question.pending)
     is_degraded = vector is None and question.mode != "lexical"
     by_words = has_words and (by_words or is_degraded)
 
     def look(depth: Depth) -> FoundBy:
         known = early if depth == SHALLOW else {}
-        wanted = [both.lexical()] if by_words and not known else []
+        wanted = [both.lexical(depth=depth)] if by_words and not known else []
         if vector is not None:
             wanted.append(both.semantic(vector, depth=depth))
         return known | both.find(wanted, depth=depth)

@@ -305,7 +305,7 @@ def _headline_parameters(using: str, words: Words | None) -> dict[str, Any]:
     marks = _marks(using)
     return {
         "language": conf.current().text_search_config,
-        "words": words.ranking if words else "",
+        "words": words.any if words else "",
         # What has no replacement is removed.
         "replaced": ("<" if marks.less_than else "") + "".join(marks),
         "replacement": marks.less_than,

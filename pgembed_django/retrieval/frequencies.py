@@ -1,0 +1,180 @@
+"""How rare words are, and how long passages: what BM25 has to know of a space's passages.
+
+All of it is about so, and kept for some minutes: it is the same for all filters of a search.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from psycopg import sql
+
+from pgembed_django import conf
+from pgembed_django.core import database, postgres
+from pgembed_django.declaration.specs import Spec
+from pgembed_django.retrieval import bm25
+from pgembed_django.retrieval.bm25 import Word
+
+KEPT_SECONDS = 300.0
+MOST_KEPT = 128
+"""How many spaces to remember. With a schema per tenant there may be thousands."""
+
+COUNTED = 20_000
+"""How many passages to count at most. How many a larger table has, its statistics tell."""
+
+SAMPLED = 1_000
+"""Of how many passages to take the mean length."""
+
+MOST_WORDS = 64
+"""Of a query with more words, such as a pasted text, the rarest count.
+
+Each word costs time for each passage that is ranked.
+"""
+
+# Of the words that many passages have, and of the spaces.
+SHARES = """
+    SELECT
+        stats.attname::text,
+        coalesce(stats.most_common_elems, stats.most_common_vals)::text::text[],
+        coalesce(stats.most_common_elem_freqs, stats.most_common_freqs)
+    FROM pg_class AS class
+    JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace
+    JOIN pg_stats AS stats ON stats.schemaname = namespace.nspname
+        AND stats.tablename = class.relname
+        AND stats.attname IN ('fulltext', 'space_id')
+    WHERE class.oid = %(table_oid)s::oid
+"""
+
+PASSAGES = """
+    SELECT count(*)
+    FROM (
+        SELECT
+        FROM {table}
+        WHERE space_id = %(space)s
+        LIMIT %(most)s
+    ) AS few
+"""
+
+LENGTH = """
+    SELECT avg((SELECT sum(coalesce(cardinality(positions), 1)) FROM unnest(fulltext)))::float8
+    FROM (
+        SELECT fulltext
+        FROM {table} TABLESAMPLE SYSTEM (%(percent)s) REPEATABLE (0)
+        WHERE space_id = %(space)s
+          AND fulltext <> ''
+        LIMIT %(most)s
+    ) AS few
+"""
+
+# There is a column for each word that the statistics do not tell.
+COUNTS = """
+    SELECT {counts}
+    FROM (
+        SELECT fulltext
+        FROM {table}
+        WHERE space_id = %(space)s
+          AND fulltext @@ %(words)s::tsquery
+        LIMIT %(most)s
+    ) AS few
+"""
+COUNT = "count(*) FILTER (WHERE fulltext @@ {word}::tsquery)"
+
+
+@dataclass(frozen=True, slots=True)
+class Frequencies:
+    """What is known of a space: how many ``passages``, and their mean ``length`` in words.
+
+    ``shares`` tells which share of them has a word. It grows as words are counted.
+    """
+
+    passages: float
+    length: float
+    shares: dict[str, float]
+
+
+def of(using: str, spec: Spec, space_id: int, *, table_oid: int, chunks: float) -> Frequencies:
+    """Return what is known of a space, in a table of about that many chunks. Negative: unknown.
+
+    It takes the oid because, with a schema per tenant, a name means different tables depending on
+    ``search_path``.
+    """
+    moment = int(time.monotonic() // KEPT_SECONDS)
+    return _read(using, spec, space_id, table_oid, chunks if chunks > COUNTED else None, moment)
+
+
+def words(
+    known: Frequencies, times: Mapping[str, int], *, using: str, spec: Spec, space_id: int
+) -> list[Word]:
+    """Return the words of a query, the rarest first, given how often it has each of them."""
+    if unknown := [lexeme for lexeme in times if lexeme not in known.shares]:
+        known.shares.update(
+            _count(unknown, known.passages, using=using, spec=spec, space_id=space_id)
+        )
+    k1 = conf.usable("bm25_k1")
+    found = [
+        bm25.word(
+            lexeme,
+            times=number,
+            share=known.shares.get(lexeme, 0.0),
+            passages=known.passages,
+            k1=k1,
+        )
+        for lexeme, number in times.items()
+    ]
+    return sorted(found, key=lambda word: (-word.bound, word.lexeme))[:MOST_WORDS]
+
+
+def forget() -> None:
+    """Forget what is known, so that it is read again."""
+    _read.cache_clear()
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _read(
+    using: str, spec: Spec, space_id: int, table_oid: int, chunks: float | None, moment: int
+) -> Frequencies:
+    # ``moment`` is only part of the cache's key: it changes every KEPT_SECONDS.
+    columns = {
+        column: dict(zip(values or (), shares or (), strict=False))
+        for column, values, shares in database.rows(using, SHARES, table_oid=table_oid)
+    }
+    if chunks is None:
+        [[passages]] = _rows(using, PASSAGES, spec, space=space_id, most=COUNTED)
+    else:
+        passages = chunks * columns.get("space_id", {}).get(str(space_id), 1.0)
+    percent = min(100.0, 100.0 * SAMPLED / chunks) if chunks else 100.0
+    [[length]] = _rows(using, LENGTH, spec, space=space_id, percent=percent, most=2 * SAMPLED)
+    return Frequencies(passages, length or 1.0, columns.get("fulltext", {}))
+
+
+def _count(
+    lexemes: Sequence[str], passages: float, *, using: str, spec: Spec, space_id: int
+) -> dict[str, float]:
+    """Return the share of the passages that have each of these words."""
+    named = {f"word_{number}": bm25.quoted(lexeme) for number, lexeme in enumerate(lexemes)}
+    counts = sql.SQL(", ").join(sql.SQL(COUNT).format(word=sql.Placeholder(name)) for name in named)
+    [counted] = _rows(
+        using,
+        COUNTS,
+        spec,
+        counts=counts,
+        space=space_id,
+        words=bm25.any_of(lexemes),
+        most=COUNTED,
+        **named,
+    )
+    return {
+        lexeme: number / max(passages, number, 1.0)
+        for lexeme, number in zip(lexemes, counted, strict=True)
+    }
+
+
+def _rows(using: str, statement: str, spec: Spec, /, **given: Any) -> list[Any]:
+    table = sql.SQL(postgres.quoted_table(spec.embedding_model))
+    counts = given.pop("counts", None)
+    text = sql.SQL(statement).format(table=table, counts=counts).as_string(None)
+    return database.rows(using, text, **given)

@@ -1,0 +1,228 @@
+"""Rankings by words, beside BM25 as the books have it, computed here word by word."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from pgembed_django import search, spaces
+from pgembed_django.declaration import specs
+from pgembed_django.retrieval import frequencies, retrievers
+from pgembed_django.spaces import indexes
+from tests.app.models import Note, NoteEmbedding
+
+pytestmark = pytest.mark.django_db
+
+VOCABULARY = [f"w{number}" for number in range(40)]
+CHANCES = [1 / (number + 1) for number in range(40)]
+QUERIES = ["w0", "w7 w30", "w39 w3 w3 w3 w0", " ".join(VOCABULARY[::3]), "w1 w2 absent"]
+K1, B = 1.2, 0.75
+
+
+@pytest.fixture(autouse=True)
+def _words_are_as_written(settings):
+    settings.PGEMBED_TEXT_SEARCH_CONFIG = "simple"
+    frequencies.forget()
+    yield
+    frequencies.forget()
+
+
+@pytest.fixture
+def texts(run_jobs) -> dict[Any, list[str]]:
+    """The words of three hundred stored rows, by their keys."""
+    draw = random.Random(5)
+    written = [draw.choices(VOCABULARY, CHANCES, k=draw.randrange(1, 60)) for _ in range(300)]
+    rows = Note.objects.bulk_create(Note(body=" ".join(words)) for words in written)
+    run_jobs()
+    return {row.pk: words for row, words in zip(rows, written, strict=True)}
+
+
+def scores(texts: dict[Any, list[str]], query: str, *, k1: float = K1, b: float = B) -> list[float]:
+    """Return the score of each text that has any of the words, best first."""
+    mean = sum(map(len, texts.values())) / len(texts)
+    found = []
+    for words in texts.values():
+        score, times = 0.0, Counter(words)
+        for word, asked in Counter(query.split()).items():
+            having = sum(word in others for others in texts.values())
+            rarity = math.log1p((len(texts) - having + 0.5) / (having + 0.5))
+            norm = k1 * (1 - b + b * len(words) / mean)
+            if times[word]:
+                score += asked * rarity * (k1 + 1) * times[word] / (times[word] + norm)
+        found.append(score)
+    return sorted((score for score in found if score), reverse=True)
+
+
+def found_scores(query: str, *, limit: int = 50) -> Sequence[float]:
+    return [hit.score for hit in search(Note, query, mode="lexical", limit=limit).hits]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_score_is_that_of_the_books(texts, query):
+    assert found_scores(query) == pytest.approx(scores(texts, query)[:50])
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("has_index", [False, True])
+def test_the_best_are_found_although_few_passages_are_scored(texts, monkeypatch, query, has_index):
+    monkeypatch.setattr(retrievers, "SCORED_AT_FIRST", 0.01)
+    if has_index:
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE INDEX ON app_noteembedding USING gin (fulltext)")
+            cursor.execute("SET LOCAL enable_seqscan = off")
+
+    assert found_scores(query) == pytest.approx(scores(texts, query)[:50])
+
+
+@pytest.mark.parametrize(("k1", "b"), [(0.1, 0.75), (2.0, 0.0), (0.9, 1.0)])
+def test_its_two_numbers_are_settings(texts, settings, k1, b):
+    settings.PGEMBED_BM25_K1, settings.PGEMBED_BM25_B = k1, b
+
+    expected = scores(texts, QUERIES[2], k1=k1, b=b)
+    assert found_scores(QUERIES[2]) == pytest.approx(expected[:50])
+
+
+def test_a_filter_does_not_change_how_rare_a_word_is(texts):
+    chosen = [key for key, words in texts.items() if "w3" in words]
+
+    found = search(Note.objects.filter(pk__in=chosen), "w3 w7", mode="lexical", limit=50)
+
+    everything = {hit.instance.pk: hit.score for hit in _all_hits("w3 w7")}
+    assert found.hits
+    assert {hit.instance.pk: hit.score for hit in found.hits} == pytest.approx(
+        {hit.instance.pk: everything[hit.instance.pk] for hit in found.hits}
+    )
+
+
+def _all_hits(query: str):
+    return search(Note, query, mode="lexical", limit=1000).hits
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 17, 100, 254, 255])
+def test_postgres_tells_how_often_a_passage_has_a_word(run_jobs, settings, times):
+    settings.PGEMBED_BM25_B = 0.0
+    Note.objects.create(body="a " * times)
+    run_jobs()
+
+    [hit] = search(Note, "a", mode="lexical").hits
+
+    assert hit.score == pytest.approx(math.log1p(0.5 / 1.5) * 2.2 * times / (times + 1.2))
+
+
+def test_a_word_without_positions_counts_once(run_jobs):
+    Note.objects.create(body="river river trout")
+    run_jobs()
+    [before] = found_scores("river")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE app_noteembedding SET fulltext = strip(fulltext)")
+    frequencies.forget()
+
+    [hit] = search(Note, "river", mode="lexical").hits
+
+    # Of two words, like all passages there are.
+    assert hit.score == pytest.approx(math.log1p(0.5 / 1.5) * 2.2 / 2.2)
+    assert hit.score < before
+
+
+def test_a_row_scores_as_its_best_passage(run_jobs):
+    long = Note.objects.create(body="river " * 500 + "trout " * 3 + "granite " * 500)
+    short = Note.objects.create(body="trout " + "granite " * 100)
+    run_jobs()
+    assert NoteEmbedding.objects.filter(source=long, position__gt=1).exists()
+
+    found = search(Note, "trout", mode="lexical", limit=10)
+
+    assert list(found) == [long, short]
+
+
+def test_a_row_without_vectors_ranks_among_the_others(run_jobs):
+    Note.objects.create(body="trout trout salmon")
+    Note.objects.create(body="granite trout salmon")
+    run_jobs()
+    late = Note.objects.create(body="trout trout trout")
+    _store_text_of(late)
+
+    assert next(iter(search(Note, "trout", mode="lexical"))) == late
+
+
+def _store_text_of(note: Note) -> None:
+    """Store the words of a row whose vectors are awaited, as a worker does."""
+    done = NoteEmbedding.objects.order_by("pk").first()
+    NoteEmbedding.objects.create(
+        source=note,
+        space=done.space,
+        position=0,
+        start_offset=0,
+        end_offset=len(note.body),
+        passage=note.body,
+        chunk_digest=b"",
+        text_digest=b"",
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE app_noteembedding SET fulltext = to_tsvector('simple', passage) "
+            "WHERE fulltext IS NULL"
+        )
+
+
+def test_no_more_passages_are_scored_than_the_bound(texts, monkeypatch):
+    monkeypatch.setattr(retrievers, "MOST_SCORED", 7)
+    monkeypatch.setattr(retrievers, "SCORED_AT_FIRST", 0.01)
+
+    assert len(found_scores("w0")) == 7
+
+
+def test_a_phrase_finds_itself_and_ranks_by_all_words(run_jobs):
+    Note.objects.create(body="slow rise")
+    both = Note.objects.create(body="slow rise bread")
+    Note.objects.create(body="rise slow bread")
+    run_jobs()
+
+    found = list(search(Note, '"slow rise" bread', mode="lexical"))
+
+    assert (found[0], len(found)) == (both, 2)
+
+
+def test_an_excluded_word_leaves_the_others_optional(run_jobs):
+    one = Note.objects.create(body="bread slow")
+    Note.objects.create(body="bread rise")
+    other = Note.objects.create(body="slow")
+    run_jobs()
+
+    assert list(search(Note, "bread slow -rise", mode="lexical")) == [one, other]
+
+
+def test_words_are_counted_once(texts):
+    found_scores("w7 w30")
+    with CaptureQueriesContext(connection) as captured:
+        found_scores("w30 w7")
+
+    assert not [one for one in captured if "FILTER" in one["sql"]]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_new_index_comes_with_statistics_of_a_thousand_words(texts, settings):
+    settings.PGEMBED_INDEX_ROWS = 1
+    [spec] = specs.of(Note)
+
+    indexes.build(spec, spaces.active(spec, using="default"), using="default")
+
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT attstattarget FROM pg_attribute "
+            "WHERE attrelid = 'app_noteembedding'::regclass AND attname = 'fulltext'"
+        )
+        assert cursor.fetchone() == (indexes.WORDS_IN_STATISTICS,)
+        cursor.execute(
+            "SELECT most_common_elems::text::text[] FROM pg_stats "
+            "WHERE tablename = 'app_noteembedding' AND attname = 'fulltext'"
+        )
+        [words] = cursor.fetchone()
+    assert set(words) == set(VOCABULARY)
