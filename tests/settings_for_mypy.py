@@ -7,3 +7,5 @@ import os
 os.environ.setdefault("DATABASE_URL", "postgres://localhost/asked-for-nothing")
 
 from tests.settings import *  # noqa: F403
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.typed_app"]  # noqa: F405

@@ -1,4 +1,4 @@
-"""What a user's type checker knows. mypy reads it; nothing runs it."""
+"""What a user's type checker knows. mypy and pyright read it; nothing runs it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, assert_type
 
 from django.contrib.auth.models import Group
-from django.db.models import Prefetch
+from django.db.models import Model, Prefetch
 
 from pgembed_django import (
     Results,
@@ -22,6 +22,7 @@ from pgembed_django import (
 from pgembed_django.retrieval import Hit
 from pgembed_django.tasks import Task, cancel, enqueue_many, task
 from pgembed_django.tasks.running import Context
+from tests.typed_app.models import Named, Note, Subscripted
 
 
 def declarations() -> None:
@@ -62,6 +63,17 @@ def searches_of_a_manager(rows: SearchManager[Group], group: Group) -> None:
     assert_type(rows.similar_to(group, limit=5), Results[Group])
     assert_type(rows.filter(name="cooks").search("trout"), Results[Group])
     assert_type(rows.search("trout").hits[0].instance, Group)
+
+
+def managers_of_models(note: Note) -> None:
+    assert_type(Named.objects.filter(title="trout").search("trout"), Results[Named])
+    assert_type(Named.objects.order_by("title").similar_to(Named()), Results[Named])
+    assert_type(Subscripted.objects.exclude(title="trout").search("trout"), Results[Subscripted])
+    assert_type(Note.objects.recent().using("replica").search("trout"), Results[Note])
+    assert_type(Note.objects.all().first(), Note | None)
+    covariant: Results[Model] = Note.objects.search("trout")
+    assert_type(len(covariant), int)
+    Named.objects.all().similar_to(note)  # type: ignore[arg-type]
 
 
 def hits(results: Results[Group]) -> None:

@@ -20,7 +20,7 @@ from pgembed_django.models import Space
 from pgembed_django.retrieval.statistics import Words
 from pgembed_django.retrieval.targets import Target
 
-Row = TypeVar("Row", bound=Model)
+Row = TypeVar("Row", bound=Model, covariant=True)
 
 Mode = Literal["hybrid", "semantic", "lexical"]
 

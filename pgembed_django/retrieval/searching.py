@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, get_args, overload
 
 import numpy as np
 from asgiref.sync import sync_to_async
@@ -28,6 +28,7 @@ UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 """Characters that no text in a database has."""
 
 Row = TypeVar("Row", bound=Model)
+Row_co = TypeVar("Row_co", bound=Model, covariant=True)
 Some = type[Model] | QuerySet[Any] | Manager[Any]
 
 
@@ -237,40 +238,75 @@ def _mean_vector(target: Target[Any], space: Space, key: Any) -> Vector | None:
     return middle
 
 
-class Searchable(Generic[Row]):
+class Searchable(Generic[Row_co]):
     """The search methods of ``SearchQuerySet`` and ``SearchManager``."""
 
-    def search(self, text: str, **options: Unpack[SearchOptions]) -> Results[Row]:
+    def search(self, text: str, **options: Unpack[SearchOptions]) -> Results[Row_co]:
         """Return the rows of this queryset that match ``text`` best."""
         return search(self._rows, text, **options)
 
-    async def asearch(self, text: str, **options: Unpack[SearchOptions]) -> Results[Row]:
+    async def asearch(self, text: str, **options: Unpack[SearchOptions]) -> Results[Row_co]:
         """Search like ``search``, without blocking the event loop."""
         return await asearch(self._rows, text, **options)
 
-    def similar_to(self, instance: Row, **options: Unpack[PageOptions]) -> Results[Row]:
+    # A covariant type of a parameter is unsound, but rows of another model raise SearchError.
+    def similar_to(
+        self,
+        instance: Row_co,  # type: ignore[misc]
+        **options: Unpack[PageOptions],
+    ) -> Results[Row_co]:
         """Return the rows of this queryset nearest to ``instance``."""
         return similar_to(instance, among=self._rows, **options)
 
-    async def asimilar_to(self, instance: Row, **options: Unpack[PageOptions]) -> Results[Row]:
+    async def asimilar_to(
+        self,
+        instance: Row_co,  # type: ignore[misc]
+        **options: Unpack[PageOptions],
+    ) -> Results[Row_co]:
         """Find like ``similar_to``, without blocking the event loop."""
         return await asimilar_to(instance, among=self._rows, **options)
 
     @property
-    def _rows(self) -> QuerySet[Row]:
+    def _rows(self) -> QuerySet[Row_co]:
         rows: Any = self
-        everything: QuerySet[Row] = rows.all()
+        everything: QuerySet[Row_co] = rows.all()
         return everything
 
 
-class SearchQuerySet(Searchable[Row], QuerySet[Row]):
+class SearchQuerySet(Searchable[Row_co], QuerySet[Row_co]):
     """A queryset with search methods. They take the same keywords as the functions."""
 
+    @classmethod
+    def as_manager(cls) -> SearchManager[Row_co]:
+        manager = SearchManager.from_queryset(cls)()
+        vars(manager)["_built_with_as_manager"] = True  # as Django's: migrations ask for it
+        return manager
 
-class SearchManager(Searchable[Row], Manager[Row]):
+
+class SearchManager(Searchable[Row_co], Manager[Row_co]):
     """A manager with the methods of ``SearchQuerySet``: ``objects = SearchManager()``."""
 
     _queryset_class = SearchQuerySet
 
-    def get_queryset(self) -> SearchQuerySet[Row]:
-        return cast("SearchQuerySet[Row]", super().get_queryset())
+    if TYPE_CHECKING:
+        # django-stubs know a manager's own queryset only with from_queryset, and only in mypy.
+        def get_queryset(self) -> SearchQuerySet[Row_co]: ...
+        def all(self) -> SearchQuerySet[Row_co]: ...
+        def none(self) -> SearchQuerySet[Row_co]: ...
+        def filter(self, *args: Any, **kwargs: Any) -> SearchQuerySet[Row_co]: ...
+        def exclude(self, *args: Any, **kwargs: Any) -> SearchQuerySet[Row_co]: ...
+        def complex_filter(self, filter_obj: Any) -> SearchQuerySet[Row_co]: ...
+        def union(self, *other_qs: Any, **options: bool) -> SearchQuerySet[Row_co]: ...
+        def intersection(self, *other_qs: Any) -> SearchQuerySet[Row_co]: ...
+        def difference(self, *other_qs: Any) -> SearchQuerySet[Row_co]: ...
+        def select_for_update(self, *args: Any, **kwargs: Any) -> SearchQuerySet[Row_co]: ...
+        def select_related(self, *fields: Any) -> SearchQuerySet[Row_co]: ...
+        def prefetch_related(self, *lookups: Any) -> SearchQuerySet[Row_co]: ...
+        def annotate(self, *args: Any, **kwargs: Any) -> SearchQuerySet[Row_co]: ...
+        def alias(self, *args: Any, **kwargs: Any) -> SearchQuerySet[Row_co]: ...
+        def order_by(self, *field_names: Any) -> SearchQuerySet[Row_co]: ...
+        def distinct(self, *field_names: str) -> SearchQuerySet[Row_co]: ...
+        def reverse(self) -> SearchQuerySet[Row_co]: ...
+        def defer(self, *fields: Any) -> SearchQuerySet[Row_co]: ...
+        def only(self, *fields: str) -> SearchQuerySet[Row_co]: ...
+        def using(self, alias: str | None) -> SearchQuerySet[Row_co]: ...

@@ -12,7 +12,7 @@ from django.db.models import Count, F, Prefetch, Value
 from django.db.models.expressions import RawSQL
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import Results, SearchQuerySet, search, similar_to
+from pgembed_django import Results, SearchManager, SearchQuerySet, search, similar_to
 from pgembed_django.declaration import specs
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.exceptions import ProviderUnavailable
@@ -684,6 +684,35 @@ def test_a_queryset_can_be_searched_as_it_stands(make_article, run_jobs):
 
     assert list(queryset.filter(author="me").search("trout", limit=1)) == [article]
     assert list(queryset.filter(author="you").similar_to(article)) == [other]
+
+
+class OwnQuerySet(SearchQuerySet["Article"]):
+    def mine(self):
+        return self.filter(author="me")
+
+
+def test_the_manager_of_a_querysets_subclass_has_its_methods(make_article, run_jobs):
+    article = make_article(title="river trout", author="me")
+    make_article(title="trout", author="you")
+    run_jobs()
+    manager = OwnQuerySet.as_manager()
+    manager.model = Article
+
+    assert isinstance(manager, SearchManager)
+    assert manager.deconstruct()[:3] == (True, None, f"{__name__}.OwnQuerySet")
+    assert len(manager.search("trout")) == 2
+    assert list(manager.mine().search("trout")) == [article]
+
+
+def test_a_manager_may_name_its_model(make_article, run_jobs):
+    article = make_article(title="river trout", author="me")
+    make_article(title="trout", author="you")
+    run_jobs()
+    manager = SearchManager["Article"]()
+    manager.model = Article
+
+    assert len(manager.search("trout")) == 2
+    assert list(manager.filter(author="me").search("trout")) == [article]
 
 
 def test_the_error_of_a_provider_is_never_the_visitors(make_article, run_jobs, provider):
