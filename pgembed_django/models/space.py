@@ -12,7 +12,7 @@ from pgembed_django.models.fixtures import NotFromFixtures
 
 
 class Space(NotFromFixtures):
-    """One spec's backend, model, dimensions and prefixes, as a fingerprint.
+    """One spec's backend, model, dimensions, prefixes and some options, as a fingerprint.
 
     It holds all that is needed to build its provider after the settings have changed. Of secrets
     it holds only the names of environment variables.

@@ -135,11 +135,12 @@ def matrix_of(answer: object, *, name: str) -> Vectors:
 
 
 def checked(
-    answer: object, *, count: int, dimensions: int, name: str
+    answer: object, *, count: int, dimensions: int, name: str, truncates: bool = False
 ) -> tuple[Vectors, list[str | None]]:
     """Return the unit vectors of an answer, and for each its fault, or None if it has none.
 
-    A vector with a fault must not be used. The others of its batch may be.
+    A vector with a fault must not be used. The others of its batch may be. ``truncates``: of wider
+    vectors, use only the first DIMENSIONS numbers.
 
     Raises:
         ProviderError: there is not exactly one vector of numbers per text, or they are empty.
@@ -152,13 +153,15 @@ def checked(
     width = vectors.shape[1]
     if not width:
         raise ProviderError(f"{name} answered {count} empty vectors.")
-    if width != dimensions:
+    if width < dimensions or (width > dimensions and not truncates):
+        most = f"{width} or less" if truncates else f"{width}"
+        cut = ", set truncate_dimensions if its vectors may be cut" if width > dimensions else ""
         raise ProviderMisconfigured(
             f"{name} answered {width} dimensions where DIMENSIONS says {dimensions}: "
-            f"set DIMENSIONS to {width} or choose another model."
+            f"set DIMENSIONS to {most}{cut}, or choose another model."
         )
     # In float64, because squares of large float32 numbers exceed float32.
-    wide = vectors.astype(np.float64)
+    wide = vectors[:, :dimensions].astype(np.float64)
     is_finite = np.isfinite(wide).all(axis=1)
     wide[~is_finite] = 0
     norms = np.linalg.norm(wide, axis=1, keepdims=True)

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import numpy as np
 from django.core.exceptions import ImproperlyConfigured
@@ -115,6 +115,9 @@ class Provider(Options, ABC):
     quotes_no_text = False
     """Whether the messages of its errors never hold a part of a text."""
 
+    space_options: ClassVar[tuple[str, ...]] = ("truncate_dimensions",)
+    """The options that change the vectors, besides the prefixes. Each is an attribute as well."""
+
     def __init__(
         self,
         *,
@@ -123,6 +126,7 @@ class Provider(Options, ABC):
         dimensions: int,
         document_prefix: str = "",
         query_prefix: str = "",
+        truncate_dimensions: bool = False,
         batch_size: int = 32,
         max_tokens_per_batch: int | None = None,
         max_input_tokens: int | None = None,
@@ -138,6 +142,7 @@ class Provider(Options, ABC):
             )
         self.document_prefix = self.string("document_prefix", document_prefix)
         self.query_prefix = self.string("query_prefix", query_prefix)
+        self.truncate_dimensions = self.flag("truncate_dimensions", truncate_dimensions)
         self.batch_size = self.whole("batch_size", batch_size)
         self.max_tokens_per_batch = self.optional(
             self.whole, "max_tokens_per_batch", max_tokens_per_batch
@@ -164,8 +169,9 @@ class Provider(Options, ABC):
     def embed_batch(self, texts: Sequence[str]) -> Vectors:
         """Return one vector per text, in the same order.
 
-        Shape: ``(len(texts), self.dimensions)``, float32. ``texts`` is never empty and never
-        longer than ``self.batch_size``. Each text already has its prefix.
+        Shape: ``(len(texts), self.dimensions)``, float32, or wider if ``truncate_dimensions``.
+        ``texts`` is never empty and never longer than ``self.batch_size``. Each text already has
+        its prefix.
 
         Raises:
             InputTooLong: a text does not fit the model's context. Retrying is useless.
@@ -249,7 +255,13 @@ class Provider(Options, ABC):
 
     def check(self, answer: object, *, count: int) -> tuple[Vectors, list[str | None]]:
         """Check an answer of ``embed_batch``. Returns and raises as ``answers.checked``."""
-        return answers.checked(answer, count=count, dimensions=self.dimensions, name=str(self))
+        return answers.checked(
+            answer,
+            count=count,
+            dimensions=self.dimensions,
+            truncates=self.truncate_dimensions,
+            name=str(self),
+        )
 
     def model_digest(self) -> str | None:
         """Return the server's digest of the exact model, or None if it has none.
@@ -287,7 +299,7 @@ class Provider(Options, ABC):
         return f"{cls.__module__}.{cls.__qualname__}"
 
     def declared(self) -> dict[str, str | int]:
-        """Return the part of ``identity`` that is known without asking the server."""
+        """Return the part of ``identity`` that a space has columns for, but the digest."""
         return {
             "backend": self.backend_path(),
             "model": self.model,
@@ -296,9 +308,18 @@ class Provider(Options, ABC):
             "query_prefix": self.query_prefix,
         }
 
-    def identity(self) -> dict[str, str | int | None]:
+    @classmethod
+    def space_options_in(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that change the vectors, as far as they are set."""
+        return {name: options[name] for name in cls.space_options if options.get(name)}
+
+    def declared_identity(self) -> dict[str, Any]:
+        """Return the part of ``identity`` that is known without asking the server."""
+        return {**self.declared(), **self.space_options_in(vars(self))}
+
+    def identity(self) -> dict[str, Any]:
         """Return what must be equal for vectors to be comparable. Raises as ``model_digest``."""
-        return {**self.declared(), "digest": answers.digest(self)}
+        return {**self.declared_identity(), "digest": answers.digest(self)}
 
     @property
     def max_input_tokens(self) -> int | None:

@@ -44,9 +44,17 @@ class ServerProvider(Provider):
         api_key_env: str | None = None,
         headers: Mapping[str, str] | None = None,
         header_envs: Mapping[str, str] | None = None,
+        send_dimensions: bool = False,
         **common: Any,
     ) -> None:
         super().__init__(**common)
+        self.send_dimensions = self.flag("send_dimensions", send_dimensions)
+        if self.send_dimensions and self.truncate_dimensions:
+            raise self.wrong(
+                "truncate_dimensions",
+                True,
+                "Leave it out, or send_dimensions: either the server shortens vectors, or we do",
+            )
         self._plain_headers = dict(self.mapping("headers", headers))
         self._header_envs = dict(self.mapping("header_envs", header_envs))
         self._api_key_env = api_key_env

@@ -49,7 +49,6 @@ class OllamaProvider(ServerProvider):
         timeout_seconds: float = 120,
         truncate: bool = False,
         keep_alive: str | float | None = None,
-        send_dimensions: bool = False,
         options: Mapping[str, Any] | None = None,
         use_digest: bool = True,
         **common: Any,
@@ -67,7 +66,6 @@ class OllamaProvider(ServerProvider):
         if options:
             self._constant["options"] = dict(options)
         self._truncate = self.flag("truncate", truncate)
-        self._send_dimensions = self.flag("send_dimensions", send_dimensions)
         self._use_digest = self.flag("use_digest", use_digest)
         self._version: tuple[int, ...] | None = None
         self._version_until = self.clock()
@@ -87,7 +85,7 @@ class OllamaProvider(ServerProvider):
     def embed_within(self, texts: Sequence[str], *, timeout_seconds: float) -> Vectors:
         if not self._one_by_one():
             payload = {**self._constant, "input": list(texts), "truncate": self._truncate}
-            if self._send_dimensions:
+            if self.send_dimensions:
                 payload["dimensions"] = self.dimensions
             answer = self.ask("POST", "/api/embed", payload, timeout_seconds=timeout_seconds)
             # For a missing model, a 404 has a JSON error.

@@ -55,7 +55,6 @@ class OpenAIProvider(ServerProvider):
         organization: str | None = None,
         project: str | None = None,
         headers: Mapping[str, str] | None = None,
-        send_dimensions: bool = False,
         encoding_format: Literal["auto", "base64", "float"] = "auto",
         max_tokens_per_batch: int | None = 100_000,
         **common: Any,
@@ -78,7 +77,6 @@ class OpenAIProvider(ServerProvider):
             raise self.wrong(
                 "encoding_format", encoding_format, 'Set it to "auto", "base64" or "float"'
             )
-        self._send_dimensions = self.flag("send_dimensions", send_dimensions)
         self._encoding_format = encoding_format
         self._learnt: Encoding = None
         self._learnt_until = self.clock()
@@ -163,7 +161,7 @@ class OpenAIProvider(ServerProvider):
         payload: dict[str, Any] = {"model": self.model, "input": list(texts)}
         if encoding:
             payload["encoding_format"] = encoding
-        if self._send_dimensions:
+        if self.send_dimensions:
             payload["dimensions"] = self.dimensions
         answer = self.ask("POST", "/embeddings", payload, timeout_seconds=timeout_seconds)
         if "/v1" not in self.base_url and answer.status == 200 and answer.body[:1] == b"[":

@@ -81,7 +81,8 @@ class SentenceTransformerProvider(Provider):
         return np.asarray(answer, dtype=np.float32)
 
     def warm_up(self) -> None:
-        self._loaded()
+        # The first batch takes longer than others, too, and shows whether DIMENSIONS is right.
+        self.answer([self.health_check_text])
 
     def model_digest(self) -> str | None:
         """Return the digest of a local folder's weights, or else the revision in the options."""

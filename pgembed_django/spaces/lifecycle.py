@@ -65,7 +65,7 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
     """Return the live spaces, after opening one for the declared provider if it is new."""
     provider = providers.get(spec.provider)
     told = _identity(provider)
-    identity = told or {**provider.declared(), "digest": None}
+    identity = told or {**provider.declared_identity(), "digest": None}
     every = list(Space.objects.using(using).filter(spec=spec.key).order_by("state"))
     same = [space for space in every if is_of(space, provider)]
     for space in same:

@@ -142,7 +142,10 @@ def provider_of_texts(space: Space) -> Provider:
 
 def is_of(space: Space, provider: Provider) -> bool:
     """Return whether a provider makes a space's vectors, going by its declaration alone."""
-    return all(getattr(space, name) == value for name, value in provider.declared().items())
+    columns = all(getattr(space, name) == value for name, value in provider.declared().items())
+    return columns and provider.space_options_in(space.options) == provider.space_options_in(
+        vars(provider)
+    )
 
 
 def warm_up(specs: Iterable[Spec], *, using: str) -> None:

@@ -51,6 +51,14 @@ def test_spaces_that_differ_in_their_prefix_alone_are_told_apart(two_spaces):
     assert "another, 32 dimensions, prefixed 'passage: ', 0 of 1 rows" in embed_spaces()
 
 
+def test_spaces_that_differ_in_truncation_alone_are_told_apart(two_spaces):
+    Space.objects.filter(model="another").update(
+        options={"truncate_dimensions": True, "batch_size": 7}
+    )
+
+    assert "another, 32 dimensions, truncate_dimensions True, 0 of 1 rows" in embed_spaces()
+
+
 def test_a_space_that_only_lacks_rows_which_have_failed_is_at_a_standstill(two_spaces):
     tally = rollups.Tally()
     tally.completed(KEY, waited=None)

@@ -991,6 +991,7 @@ def test_so_it_does_where_the_backend_is_named_by_another_path(spec, settings):
         {"BACKEND": "no.such.Provider"},
         {"BACKEND": "tests.played.provider.PlayedProvider"},
         {"OPTIONS": {"query_prefix": "query: "}},
+        {"OPTIONS": {"truncate_dimensions": True}},
         {"MODEL": "another"},
     ],
 )
@@ -1000,7 +1001,22 @@ def test_a_space_keeps_its_provider_where_another_one_is_declared(spec, settings
     config = settings.PGEMBED_PROVIDERS["default"]
     settings.PGEMBED_PROVIDERS = {"default": {**config, **other}}
 
-    assert spaces.provider_of(space).declared() == before.declared()
+    assert spaces.provider_of(space).declared_identity() == before.declared_identity()
+
+
+@pytest.mark.django_db
+def test_an_option_that_changes_vectors_begins_a_space_and_others_do_not(spec):
+    with provider():
+        [space] = spaces.ensure(spec, using="default")
+    with provider(truncate_dimensions=False, batch_size=7):
+        assert spaces.ensure(spec, using="default") == [space]
+
+    for _ in range(2):
+        with provider(truncate_dimensions=True):
+            active, building = spaces.ensure(spec, using="default")
+
+            assert spaces.provider_of(building) is providers.get("default")
+            assert spaces.provider_of(active) is not providers.get("default")
 
 
 @pytest.mark.django_db

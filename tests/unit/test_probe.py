@@ -51,6 +51,12 @@ def problems(*, deploy: bool = True) -> list[Any]:
     ]
 
 
+def test_a_width_that_is_cut_is_shown(serve):
+    serve(DIMENSIONS=8, OPTIONS={"truncate_dimensions": True})
+
+    assert "width:                  16, cut to 8" in probe()
+
+
 def test_a_provider_that_is_well_is_described(serve):
     server = serve()
 

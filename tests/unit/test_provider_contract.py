@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pgembed_django.exceptions import InputRefused, ProviderMisconfigured
+from pgembed_django.providers import recognition
 from pgembed_django.providers.base import Embedded, Provider
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.ollama import OllamaProvider
@@ -175,3 +176,37 @@ def test_another_width_than_dimensions_names_both():
         provider.embed_each(["text"])
     assert provider.probe().width == 768
     assert expected in provider.probe().message
+    assert "set truncate_dimensions if its vectors may be cut" in provider.probe().message
+
+
+def test_truncated_vectors_are_the_first_numbers_normalized_again():
+    wide = TwiceAsWide(alias="tested", model="m", dimensions=8, truncate_dimensions=True)
+    alike = DeterministicProvider(alias="tested", model="m", dimensions=8)
+
+    assert wide.embed_documents(TEXTS) == pytest.approx(alike.embed_documents(TEXTS))
+    assert wide.embed_query("cats") == pytest.approx(alike.embed_query("cats"))
+    assert wide.probe().ok
+    assert wide.probe().width == 16
+    assert wide.canary.look([], seconds=0).vectors.shape == (len(recognition.TEXTS), 8)
+
+
+class HalfAsWide(DeterministicProvider):
+    def embed_batch(self, texts):
+        return super().embed_batch(texts)[:, : self.dimensions // 2]
+
+
+def test_more_dimensions_than_the_model_has_cannot_be_cut_from_it():
+    provider = HalfAsWide(alias="tested", model="m", dimensions=64, truncate_dimensions=True)
+    expected = "answered 32 dimensions where DIMENSIONS says 64: set DIMENSIONS to 32 or less, or"
+
+    with pytest.raises(ProviderMisconfigured, match=expected):
+        provider.embed_query("text")
+    assert expected in provider.probe().message
+
+
+def test_truncation_is_part_of_the_identity_only_if_it_is_on(make_provider: Make):
+    whole, on, off = (make_provider(truncate_dimensions=it) for it in (False, True, False))
+
+    assert whole.identity() == off.identity()
+    assert "truncate_dimensions" not in whole.identity()
+    assert on.identity() == {**whole.identity(), "truncate_dimensions": True}

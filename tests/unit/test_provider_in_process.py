@@ -115,6 +115,16 @@ def test_a_sentence_transformer_is_loaded_once_per_process(library: ModuleType):
     assert arguments["trust_remote_code"] is False
 
 
+@pytest.mark.usefixtures("library")
+def test_dimensions_that_a_sentence_transformer_lacks_are_told_when_it_is_loaded():
+    provider = SentenceTransformerProvider(
+        alias="tested", model="any", dimensions=3, truncate_dimensions=True
+    )
+
+    with pytest.raises(ProviderMisconfigured, match="2 dimensions where DIMENSIONS says 3"):
+        provider.warm_up()
+
+
 @pytest.mark.parametrize("option", ["trust_remote_code", "local_files_only"])
 def test_a_string_from_the_environment_is_not_taken_for_true(library: ModuleType, option: str):
     with pytest.raises(ImproperlyConfigured, match=f"{option} is 'False'. Set it to True or False"):

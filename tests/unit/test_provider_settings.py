@@ -95,6 +95,7 @@ def test_a_mistake_is_told_with_its_value(change: dict[str, Any], said: str):
 @pytest.mark.parametrize(
     ("provider_class", "option", "value", "remedy"),
     [
+        (DeterministicProvider, "truncate_dimensions", "False", "Set it to True or False"),
         (OllamaProvider, "truncate", "False", "Set it to True or False"),
         (OllamaProvider, "send_dimensions", "False", "Set it to True or False"),
         (OllamaProvider, "use_digest", None, "Set it to True or False"),
@@ -109,6 +110,13 @@ def test_an_option_of_another_type_is_told_with_its_value(
         provider_class(alias="tested", model="m", dimensions=8, **{option: value})
 
     assert str(raised.value) == f"{option} is {value!r}. {remedy}."
+
+
+@pytest.mark.parametrize("provider_class", [OllamaProvider, OpenAIProvider])
+def test_vectors_are_shortened_by_the_server_or_by_us(provider_class: type[providers.Provider]):
+    both = {"send_dimensions": True, "truncate_dimensions": True}
+    with pytest.raises(ImproperlyConfigured, match="Leave it out, or send_dimensions"):
+        provider_class(alias="tested", model="m", dimensions=8, **both)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ class Command(StoppableCommand):
         present = {True: "present", False: "missing", None: "unknown"}[probe.model_present]
         self._write("reachable", "yes" if probe.reachable else "no")
         self._write("model", present)
-        self._write("width", probe.width or "unknown")
+        cut = f", cut to {provider.dimensions}" if provider.truncate_dimensions else ""
+        self._write("width", f"{probe.width}{cut}" if probe.width else "unknown")
         self._write("digest", probe.digest or "not reported")
         self._write("first word", f"{probe.seconds * 1000:.0f} ms")
         if probe.doubt:

@@ -79,6 +79,8 @@ class Command(EmbedCommand):
             digest = f" {space.model_digest[:12]}" if space.model_digest else ""
             prefix = f", prefixed {space.document_prefix!r}" if space.document_prefix else ""
             told = f"{space.model}{digest}, {space.dimensions} dimensions{prefix}"
+            for name, value in spaces.provider_of(space).space_options_in(space.options).items():
+                told += f", {name} {value!r}"
             if space.exchanged:
                 told += ", exchanged for another model"
             if space.pruned_at:
