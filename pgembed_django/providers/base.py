@@ -89,7 +89,7 @@ class Options:
             raise self.wrong(option, value, "Set it to True or False")
         return value
 
-    def mapping(self, option: str, value: Mapping[str, str] | None) -> Mapping[str, str]:
+    def mapping(self, option: str, value: Mapping[str, Value] | None) -> Mapping[str, Value]:
         """Return the value of an option that must be a dict. The error does not quote secrets."""
         if value is not None and not isinstance(value, Mapping):
             raise ImproperlyConfigured(f"{option} is not a dict. Give a dict of names and values.")
@@ -363,7 +363,7 @@ class Provider(Options, ABC):
             return dict(self._sent)
 
     def probe(self) -> Probe:
-        """Embed one word, and report the result. Errors are reported too, not raised."""
+        """Embed one word, as a text and as a query. Errors are reported too, not raised."""
         return probes.probe(self)
 
     def warm_up(self) -> None:

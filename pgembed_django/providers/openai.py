@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
+from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.core.text import clean
 from pgembed_django.exceptions import (
@@ -39,6 +41,9 @@ LIST_SECONDS: Final = 2.0
 NAMED: Final = 5
 """How many of a server's models a message names."""
 
+OWN_FIELDS: Final = ("model", "input", "encoding_format", "dimensions")
+"""What the body of a request has in any case, or as other options say."""
+
 Encoding = Literal["base64", "float"] | None
 ENCODINGS: Final[Sequence[Encoding]] = ("base64", "float", None)
 """The encodings to try in turn. None: send no ``encoding_format``, for servers without it."""
@@ -46,6 +51,8 @@ ENCODINGS: Final[Sequence[Encoding]] = ("base64", "float", None)
 
 class OpenAIProvider(ServerProvider):
     """A model of any server that implements OpenAI's embeddings API."""
+
+    space_options = (*ServerProvider.space_options, "document_body", "query_body")
 
     def __init__(
         self,
@@ -56,6 +63,8 @@ class OpenAIProvider(ServerProvider):
         project: str | None = None,
         headers: Mapping[str, str] | None = None,
         encoding_format: Literal["auto", "base64", "float"] = "auto",
+        document_body: Mapping[str, Any] | None = None,
+        query_body: Mapping[str, Any] | None = None,
         max_tokens_per_batch: int | None = 100_000,
         **common: Any,
     ) -> None:
@@ -78,6 +87,8 @@ class OpenAIProvider(ServerProvider):
                 "encoding_format", encoding_format, 'Set it to "auto", "base64" or "float"'
             )
         self._encoding_format = encoding_format
+        self.document_body = self._body("document_body", document_body)
+        self.query_body = self._body("query_body", query_body)
         self._learnt: Encoding = None
         self._learnt_until = self.clock()
 
@@ -94,11 +105,19 @@ class OpenAIProvider(ServerProvider):
         return f"{remedy} Some servers, such as infinity, are asked without the /v1."
 
     def embed_within(self, texts: Sequence[str], *, timeout_seconds: float) -> Vectors:
+        return self._embed(texts, self.document_body, timeout_seconds)
+
+    def embed_query_batch(self, texts: Sequence[str], *, timeout_seconds: float | None) -> Vectors:
+        return self._embed(texts, self.query_body, timeout_seconds or self.query_timeout_seconds)
+
+    def _embed(
+        self, texts: Sequence[str], body: Mapping[str, Any], timeout_seconds: float
+    ) -> Vectors:
         first, *others = self._encodings()
         encoding = first
         while True:
             try:
-                value = self._post(texts, encoding, timeout_seconds)
+                value = self._post(texts, body, encoding, timeout_seconds)
                 break
             except ProviderError as error:
                 if not others or not _ENCODING.search(str(error)):
@@ -155,10 +174,28 @@ class OpenAIProvider(ServerProvider):
         """Return the vectors of an answer, in the order of its texts."""
         return answers.from_rows(self._rows(value), dimensions=self.dimensions)
 
+    def _body(self, option: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return an option's fields as they come back from the database."""
+        given = dict(self.mapping(option, value))
+        try:
+            body: dict[str, Any] = json.loads(json.dumps(given, allow_nan=False))
+        except (TypeError, ValueError):
+            raise self.wrong(option, value, "Set it to a dict that JSON can hold") from None
+        if own := [field for field in OWN_FIELDS if field in body]:
+            raise ImproperlyConfigured(
+                f"{option} holds {own[0]!r}: {body[own[0]]!r}, which is sent anyway. Leave it out, "
+                "and set MODEL, encoding_format, or DIMENSIONS and send_dimensions."
+            )
+        return body
+
     def _post(
-        self, texts: Sequence[str], encoding: Encoding, timeout_seconds: float
+        self,
+        texts: Sequence[str],
+        body: Mapping[str, Any],
+        encoding: Encoding,
+        timeout_seconds: float,
     ) -> dict[str, Any]:
-        payload: dict[str, Any] = {"model": self.model, "input": list(texts)}
+        payload: dict[str, Any] = {**body, "model": self.model, "input": list(texts)}
         if encoding:
             payload["encoding_format"] = encoding
         if self.send_dimensions:

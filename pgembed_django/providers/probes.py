@@ -92,7 +92,7 @@ class Report:
 
 
 def probe(provider: Provider) -> Probe:
-    """Embed one word, and report the result. Errors are reported too, not raised."""
+    """Embed one word, as a text and as a query. Errors are reported too, not raised."""
     started = time.monotonic()
     reachable, present, width, digest, message = True, None, None, None, ""
     try:
@@ -102,6 +102,7 @@ def probe(provider: Provider) -> Probe:
             )
             present, width = True, int(answer.shape[-1])
             provider.check(answer, count=1)
+            provider.embed_query(provider.health_check_text)  # which may be asked otherwise
             digest = provider.model_digest()
     except ModelMissing as error:
         present, message = False, str(error)

@@ -1020,6 +1020,20 @@ def test_an_option_that_changes_vectors_begins_a_space_and_others_do_not(spec):
 
 
 @pytest.mark.django_db
+def test_fields_of_a_requests_body_begin_a_space(spec):
+    backend = "pgembed_django.providers.openai.OpenAIProvider"
+    with provider(backend=backend):
+        spaces.ensure(spec, using="default")
+
+    for _ in range(2):
+        with provider(backend=backend, query_body={"input_type": "query", "of": (1, 2)}):
+            active, building = spaces.ensure(spec, using="default")
+
+            assert spaces.provider_of(building) is providers.get("default")
+            assert spaces.provider_of(active).query_body == {}
+
+
+@pytest.mark.django_db
 def test_a_vector_of_another_space_is_never_compared_with(spec, make_article, run_jobs):
     article = make_article(title="Trout", contents="")
     run_jobs()

@@ -75,7 +75,7 @@ def test_a_provider_that_is_well_is_described(serve):
     }.items():
         [line] = [line for line in written.splitlines() if line.strip().startswith(f"{label}:")]
         assert line.rstrip().endswith(value)
-    assert list(map(len, server.asked)) == [1, 1, 8, 32]
+    assert list(map(len, server.asked)) == [1, 1, 1, 8, 32]
     assert problems() == []
 
 
@@ -90,7 +90,7 @@ def test_each_finding_is_written_before_the_next_is_made(serve):
 
     call_command("embed_probe", stdout=out)
 
-    word, one, eight, _ = written
+    word, _, one, eight, _ = written
     assert word == ["played (provider 'default')"]
     assert one[-1].split() == ["first", "word:", one[-1].split()[2], "ms"]
     assert eight[-1].strip().startswith("batch of 1:")
@@ -101,7 +101,7 @@ def test_no_batch_is_larger_than_the_provider_allows(serve):
 
     probe("default")
 
-    assert list(map(len, server.asked)) == [1, 1, 8]
+    assert list(map(len, server.asked)) == [1, 1, 1, 8]
 
 
 def test_a_model_that_is_not_pulled_is_named_with_the_remedy(serve):

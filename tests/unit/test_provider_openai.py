@@ -63,6 +63,71 @@ def test_dimensions_are_not_sent_unless_asked_for(make_provider: Make):
     assert "dimensions" not in provider.played.seen[0].payload
 
 
+BODIES = {"document_body": {"input_type": "passage"}, "query_body": {"input_type": "query"}}
+
+
+class Asymmetric(played.OpenAI):
+    """Has other vectors for queries than for passages, and refuses what is neither, as NIM."""
+
+    def embed(self, seen: played.Seen) -> played.Reply:
+        kind = seen.payload.get("input_type")
+        if kind not in ("passage", "query"):
+            return self.error(400, f"'input_type' is {kind!r}, not 'passage' or 'query'")
+        self.weights = kind
+        return super().embed(seen)
+
+
+def test_texts_and_queries_are_sent_with_their_own_fields(make_provider: Make):
+    server = Asymmetric()
+    provider = make_provider(server, **BODIES)
+
+    [document] = provider.embed_documents(["cats"])
+    query = provider.embed_query("cats")
+
+    assert document == pytest.approx(played.vector_of("passagecats", 16))
+    assert query == pytest.approx(played.vector_of("querycats", 16))
+    assert provider.probe().ok
+    base = {"model": "played", "input": ["cats"], "encoding_format": "base64"}
+    assert server.seen[0].payload == {**base, "input_type": "passage"}
+    assert server.seen[1].payload == {**base, "input_type": "query"}
+
+
+def test_a_probe_tells_that_queries_are_refused(make_provider: Make):
+    provider = make_provider(Asymmetric(), document_body={"input_type": "passage"})
+
+    probe = provider.probe()
+
+    assert probe.width == 16
+    assert "'input_type' is None, not 'passage' or 'query'" in probe.message
+
+
+def test_fields_of_the_body_are_part_of_the_identity(make_provider: Make):
+    bare, empty = make_provider(), make_provider(document_body={}, query_body=None)
+    one = make_provider(**BODIES)
+    other = make_provider(**{**BODIES, "query_body": {"input_type": "document"}})
+
+    assert bare.identity() == empty.identity()
+    assert one.identity() == {**bare.identity(), **BODIES}
+    assert other.identity() != one.identity()
+
+
+def test_a_server_that_refuses_base64_is_sent_the_fields_again(make_provider: Make):
+    provider = make_provider(Asymmetric(takes_base64=False), **BODIES)
+
+    assert provider.embed_query("cats") == pytest.approx(played.vector_of("querycats", 16))
+
+
+@pytest.mark.parametrize("width", [8, 16])
+def test_vectors_that_a_server_cannot_shorten_are_truncated_here(make_provider: Make, width: int):
+    provider = make_provider(dimensions=width, truncate_dimensions=True)
+    first = played.vector_of("cats", 16)[:width]
+    expected = pytest.approx(first / np.linalg.norm(first))
+
+    assert provider.embed_documents(["cats"])[0] == expected
+    assert provider.embed_query("cats") == expected
+    assert "dimensions" not in provider.played.seen[0].payload
+
+
 def test_no_netrc_puts_its_own_authorization_there(
     make_provider: Make, monkeypatch: pytest.MonkeyPatch, tmp_path
 ):

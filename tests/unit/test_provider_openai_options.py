@@ -92,6 +92,25 @@ def test_a_wrong_option_is_told_with_its_value(options):
         OpenAIProvider(alias="tested", model="m", dimensions=8, **options)
 
 
+@pytest.mark.parametrize("option", ["document_body", "query_body"])
+@pytest.mark.parametrize("field", ["model", "input", "encoding_format", "dimensions"])
+def test_a_field_that_is_sent_anyway_is_refused_with_its_value(option: str, field: str):
+    with pytest.raises(ImproperlyConfigured, match=f"{option} holds '{field}': 5, which is sent"):
+        OpenAIProvider(alias="tested", model="m", dimensions=8, **{option: {"a": 1, field: 5}})
+
+
+@pytest.mark.parametrize("value", ["", ["query"], 0, [("a", 1)]])
+def test_fields_that_are_no_dict_are_refused(value):
+    with pytest.raises(ImproperlyConfigured, match="query_body is not a dict"):
+        OpenAIProvider(alias="tested", model="m", dimensions=8, query_body=value)
+
+
+@pytest.mark.parametrize("value", [{"a": object}, {"a": float("nan")}, {(1, 2): 3}])
+def test_fields_that_json_cannot_hold_are_refused(value):
+    with pytest.raises(ImproperlyConfigured, match=r"query_body is .* Set it to a dict that JSON"):
+        OpenAIProvider(alias="tested", model="m", dimensions=8, query_body=value)
+
+
 @pytest.mark.parametrize("url", ["http://[::1/v1", "http://host:99999/v1", "http://host:port/v1"])
 def test_an_address_that_cannot_be_read_is_told_with_the_options_name(url):
     with pytest.raises(ImproperlyConfigured, match="base_url is no URL with a host and perhaps"):
