@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pgembed_django.retrieval import asimilar_to as asimilar_to
     from pgembed_django.retrieval import search as search
     from pgembed_django.retrieval import similar_to as similar_to
+    from pgembed_django.retrieval import warm_up as warm_up
     from pgembed_django.spaces.reembedding import enqueue as enqueue
 
 __version__ = "0.1.0.dev0"
@@ -38,6 +39,7 @@ __all__ = [
     "enqueue",
     "search",
     "similar_to",
+    "warm_up",
 ]
 
 _HOMES = {
@@ -53,6 +55,7 @@ _HOMES = {
     "asimilar_to": "retrieval",
     "search": "retrieval",
     "similar_to": "retrieval",
+    "warm_up": "retrieval",
 }
 
 

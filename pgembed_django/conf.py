@@ -110,7 +110,7 @@ class Settings:
     query_seconds: float = 2.0
     """How long a search waits for its query's vector. After that it searches by words only.
 
-    Zero: never ask for one.
+    Loading a model into this process does not count. Zero: never ask for one.
     """
 
     index_rows: int = 20_000

@@ -86,6 +86,7 @@ LOGGING = {
 }
 
 ROOT_URLCONF = "config.urls"
+WSGI_APPLICATION = "config.wsgi.application"
 STATIC_URL = "static/"
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

@@ -83,6 +83,7 @@ class SentenceTransformerProvider(Provider):
     def warm_up(self) -> None:
         # The first batch takes longer than others, too, and shows whether DIMENSIONS is right.
         self.answer([self.health_check_text])
+        self.model_digest()
 
     def model_digest(self) -> str | None:
         """Return the digest of a local folder's weights, or else the revision in the options."""

@@ -3,6 +3,7 @@
 Start reading at ``searching.search``: it calls the other modules in turn.
 """
 
+from pgembed_django.retrieval.query_vectors import warm_up
 from pgembed_django.retrieval.results import Hit, Ranking, Results
 from pgembed_django.retrieval.searching import (
     SearchManager,
@@ -23,4 +24,5 @@ __all__ = [
     "asimilar_to",
     "search",
     "similar_to",
+    "warm_up",
 ]

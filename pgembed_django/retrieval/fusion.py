@@ -24,6 +24,7 @@ DEEP = Depth(results=1001, rows=1001)
 NOTHING_YET = "Nothing is embedded yet: is manage.py embed_worker running?"
 EMPTY = "The query is empty."
 NO_WORDS = "The query has no words that full-text search can find."
+LOADING = "The model is still being loaded."
 NO_VECTOR = "The query could not be embedded, so it was searched by its words alone."
 NO_WORDS_STORED = "The words of these texts are not stored: they are found by meaning alone."
 NEITHER = "The query could not be embedded, and these texts are found by meaning alone."
@@ -126,6 +127,7 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
         return known | both.find(wanted, depth=depth)
 
     notes = {
+        LOADING: bool(question.pending and question.pending.is_loading),
         NO_VECTOR: is_degraded and stores_words,
         NEITHER: is_degraded and not stores_words,
         NO_WORDS: not survey.words and question.mode != "semantic" and stores_words,

@@ -1,7 +1,8 @@
 """Embed search queries: within a deadline, and the same text only once.
 
 The provider is called in a thread, because a model that runs in this process cannot be timed out.
-A vector that arrives after the deadline is kept for the next search.
+A vector that arrives after the deadline is kept for the next search. The deadline does not include
+the time that it takes to load such a model, which the first searches of a process wait for.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+from django.db import connections as databases
+from django.db import router
 
 from pgembed_django import conf, events, spaces
 from pgembed_django.core.text import clean
 from pgembed_django.core.threads import Threads
+from pgembed_django.declaration import specs
 from pgembed_django.exceptions import (
     ProviderError,
     ProviderTimeout,
@@ -27,10 +33,15 @@ from pgembed_django.providers import answers, connections, recognition
 from pgembed_django.providers.base import Vector
 from pgembed_django.providers.recognition import AnotherModel, Known
 
+Value = TypeVar("Value")
+
 MOST_KEPT = 256
 THREADS = 8
 REST_SECONDS = 5.0
 """How long not to ask a provider that did not answer, so that searches do not wait for it."""
+
+LOADING_SECONDS = 10.0
+"""How long after a model began to load searches wait for it. Later ones go by words at once."""
 
 Key = tuple[str, datetime | None, str]
 """What a vector depends on: a space's fingerprint, when its model was last exchanged, and a text.
@@ -45,25 +56,64 @@ Two aliases of one model make the same vectors, but one may be down while the ot
 """
 
 
+class Loading(NamedTuple):
+    """The loading of a model into this process. A server's model takes no time.
+
+    ``ended`` raises ``ProviderError`` if the model cannot be loaded.
+    """
+
+    began: float
+    ended: Future[None]
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended.done()
+
+    def join(self, space: Space) -> None:
+        """Wait until it is over, at most ``LOADING_SECONDS`` after it began.
+
+        Raises:
+            ProviderError: it is not over yet, or has failed.
+        """
+        wait([self.ended], timeout=max(self.began + LOADING_SECONDS - time.monotonic(), 0.0))
+        if not self.is_over:
+            raise ProviderUnavailable(f"{space.model} is still being loaded.")
+        self.ended.result()
+
+
 class Pending(NamedTuple):
-    """The vector of a query, which may not have arrived yet."""
+    """The vector of a query, which may not have arrived yet.
+
+    ``answer`` is a ``Loading`` if the model was being loaded when it was asked for.
+    """
 
     space: Space
-    answer: Future[Vector]
+    text: str
+    answer: Future[Vector] | Loading
     until: float
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the model is still being loaded."""
+        return isinstance(self.answer, Loading) and not self.answer.is_over
 
     def is_answered(self, seconds: float) -> bool:
         """Return whether the answer has arrived, after waiting for at most ``seconds``."""
+        if isinstance(self.answer, Loading):
+            return False
         if not self.answer.done():
             wait([self.answer], timeout=seconds)
         return self.answer.done()
 
     def vector(self) -> Vector:
-        """Return the vector, at most ``PGEMBED_QUERY_SECONDS`` after it was asked for.
+        """Return the vector, at most ``PGEMBED_QUERY_SECONDS`` after a loaded model was asked.
 
         Raises:
             ProviderError: there is none, for whatever reason. The message may be shown to people.
         """
+        if isinstance(self.answer, Loading):
+            self.answer.join(self.space)
+            return vectors.ask(self.space, self.text).vector()
         if not self.is_answered(max(self.until - time.monotonic(), 0.0)):
             error = ProviderTimeout(f"{self.space.model} did not answer in time.")
             vectors.failed(self.space, error)
@@ -87,15 +137,24 @@ class QueryVectors:
         self._known: dict[tuple[str | None, int], Known] = {}
         self._coming: dict[tuple[Server, str], Future[Vector]] = {}
         self._resting: dict[Server, float] = {}
+        self._loadings: dict[Server, Loading] = {}
         self._threads: Threads | None = None
 
     def ask(self, space: Space, text: str) -> Pending:
         """Ask a space's provider for the vector of a query, unless it is cached."""
         seconds: float = conf.usable("query_seconds")
-        return Pending(space, self._answer(space, text, seconds), time.monotonic() + seconds)
+        return Pending(space, text, self._answer(space, text, seconds), time.monotonic() + seconds)
 
-    def _answer(self, space: Space, text: str, seconds: float) -> Future[Vector]:
-        """Return the cached vector, the request already in flight, or a new one."""
+    def warm_up(self) -> None:
+        """Load the models that searches use, in threads. Returns at once."""
+        with self._lock:
+            self._submit(self._warm_up)
+
+    def _answer(self, space: Space, text: str, seconds: float) -> Future[Vector] | Loading:
+        """Return the cached vector, the request already in flight, or a new one.
+
+        While the model is being loaded, nothing is requested, so that no thread waits for it.
+        """
         key = _key(space, text)
         server = _server(space)
         known = None if key in self._kept else self._known_of(space)
@@ -109,12 +168,51 @@ class QueryVectors:
                 return self._coming[server, text]
             if not seconds:
                 return _failed(ProviderUnavailable("PGEMBED_QUERY_SECONDS is 0."))
-            if self._threads is None:
-                self._threads = Threads(THREADS, name="pgembed-query")
-            answer = self._threads.submit(self._embed, space, known, text, seconds)
+            loading = self._loading(space)
+            if not loading.is_over:
+                return loading
+            answer = self._submit(self._embed, space, known, text, seconds)
             self._coming[server, text] = answer
         answer.add_done_callback(lambda done: self._arrived(space, text, done))
         return answer
+
+    def _submit(self, function: Callable[..., Value], *arguments: object) -> Future[Value]:
+        """Run a function in a thread. The caller has the lock."""
+        if self._threads is None:
+            self._threads = Threads(THREADS, name="pgembed-query")
+        return self._threads.submit(function, *arguments)
+
+    def _loading(self, space: Space) -> Loading:
+        """Begin to load a space's model, unless it is loaded. The caller has the lock."""
+        server = _server(space)
+        known = self._loadings.get(server)
+        if known is None or (known.is_over and known.ended.exception()):
+            known = Loading(time.monotonic(), self._submit(self._load, space))
+            self._loadings[server] = known
+        return known
+
+    def _load(self, space: Space) -> None:
+        """Load a space's model. Runs in a thread."""
+        provider = spaces.provider_of(space)
+        try:
+            with answers.provider_errors(provider):
+                provider.warm_up()
+        except ProviderError as error:
+            self.failed(space, error)
+            raise
+
+    def _warm_up(self) -> None:
+        """Runs in a thread. If the database is away, the first search loads the model."""
+        try:
+            every = (
+                spaces.active(spec, using=router.db_for_read(spec.model)) for spec in specs.all()
+            )
+            active = {_server(space): space for space in every if space}
+        finally:
+            databases.close_all()
+        with self._lock:
+            for space in active.values():
+                self._loading(space)
 
     def _known_of(self, space: Space) -> Known | None:
         """Return what a space's model is recognized by. It is read once, since it never changes."""
@@ -129,6 +227,7 @@ class QueryVectors:
             self._kept.clear()
             self._coming.clear()
             self._resting.clear()
+            self._loadings.clear()
 
     def failed(self, space: Space, error: ProviderError) -> None:
         """Log an error, once per outage. While a provider is down, let it rest."""
@@ -184,6 +283,16 @@ class QueryVectors:
                 self._kept.clear()  # some may be of that one
 
 
+def warm_up() -> None:
+    """Load the models that searches use, so that the first search of this process need not wait.
+
+    It returns at once, and logs what cannot be loaded. Only models that run in this process are
+    loaded. Call it when a web process starts: at the end of ``wsgi.py`` or ``asgi.py``, or after a
+    fork, because threads do not survive it.
+    """
+    vectors.warm_up()
+
+
 vectors = QueryVectors()
 os.register_at_fork(after_in_child=vectors.begin)
 
@@ -198,7 +307,7 @@ def _key(space: Space, text: str) -> Key:
 
 def known(space: Space, vector: Vector) -> Pending:
     """Return a ``Pending`` that already has its vector."""
-    return Pending(space, _answered(vector), 0.0)
+    return Pending(space, "", _answered(vector), 0.0)
 
 
 def _answered(vector: Vector) -> Future[Vector]:

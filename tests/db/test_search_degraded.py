@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from asgiref.sync import async_to_sync
 
-from pgembed_django import asearch, asimilar_to, search
+from pgembed_django import asearch, asimilar_to, search, warm_up
+from pgembed_django.core import database
+from pgembed_django.exceptions import ProviderMisconfigured
 from pgembed_django.models import Space
 from pgembed_django.retrieval import SearchManager, fusion, query_vectors
 from tests.app.models import Article, Note
@@ -29,6 +33,25 @@ class Stuck(PlayedProvider):
 
     def embed_batch(self, texts):
         assert self.free.wait(30)
+        return super().embed_batch(texts)
+
+
+class InProcess(PlayedProvider):
+    """Is loaded when a test lets it, unless it cannot be loaded."""
+
+    may_load = threading.Event()
+    is_broken: ClassVar[bool] = False
+    when_loaded: ClassVar[list[Callable[[], object]]] = []
+
+    def warm_up(self):
+        if self.is_broken:
+            raise ProviderMisconfigured("There is no such model.")
+        assert self.may_load.wait(30)
+        for call in self.when_loaded:
+            call()
+
+    def embed_batch(self, texts):
+        self.warm_up()
         return super().embed_batch(texts)
 
 
@@ -59,6 +82,21 @@ def stuck(settings, trout) -> Iterator[type[Stuck]]:
     Stuck.reset()
     yield Stuck
     Stuck.free.set()
+
+
+@pytest.fixture
+def in_process(settings, trout) -> Iterator[type[InProcess]]:
+    """A model in this process that is not loaded yet, in the space that is searched."""
+    backend = f"{InProcess.__module__}.InProcess"
+    declared = {"BACKEND": backend, "MODEL": "bag-of-words", "DIMENSIONS": 64}
+    settings.PGEMBED_PROVIDERS = {"default": declared}
+    Space.objects.update(backend=backend)
+    InProcess.may_load.clear()
+    InProcess.is_broken = False
+    InProcess.when_loaded.clear()
+    InProcess.reset()
+    yield InProcess
+    InProcess.may_load.set()
 
 
 def arrived(condition: Callable[[], object]) -> None:
@@ -169,6 +207,105 @@ def test_a_text_that_two_search_for_at_once_is_embedded_once(stuck, trout, setti
 
     assert first.vector() is second.vector()
     assert stuck.embedded == ["trout"]
+
+
+def test_the_time_that_loading_takes_does_not_count(in_process, trout, settings):
+    settings.PGEMBED_QUERY_SECONDS = 1e-9  # is over before anything is loaded
+    in_process.when_loaded.append(partial(setattr, settings, "PGEMBED_QUERY_SECONDS", 600))
+    in_process.may_load.set()
+
+    results = search(Article, "trout", mode="semantic")
+
+    assert (results.ranking, results.degraded, results.note) == ("semantic", False, "")
+    assert in_process.embedded == ["trout"]
+
+
+def test_a_model_that_loads_for_long_is_noted_and_is_no_outage(
+    in_process, trout, monkeypatch, caplog
+):
+    monkeypatch.setattr(query_vectors, "LOADING_SECONDS", 0.0)
+
+    for _ in range(2):
+        results = search(Article, "trout")
+        assert list(results) == [trout]
+        assert (results.ranking, results.degraded) == ("lexical", True)
+        assert results.note == f"{fusion.LOADING} {fusion.NO_VECTOR}"
+
+    in_process.may_load.set()
+    monkeypatch.undo()
+    assert search(Article, "trout").ranking == "hybrid"
+    assert search(Article, "another trout").ranking == "hybrid"
+    assert in_process.embedded == ["trout", "another trout"]
+    assert not caplog.records
+
+
+def test_queries_that_wait_for_a_model_leave_threads_to_other_providers(
+    in_process, trout, settings
+):
+    space = Space.objects.get(spec="app.ArticleEmbedding")
+    waiting = [query_vectors.vectors.ask(space, f"trout {number}") for number in range(20)]
+    declared = settings.PGEMBED_PROVIDERS["default"]
+    settings.PGEMBED_PROVIDERS = {"other": {**declared, "BACKEND": PLAYED}}
+    settings.PGEMBED_QUERY_SECONDS = 10
+    Space.objects.update(provider="other", backend=PLAYED)
+
+    assert not search(Article, "trout").degraded
+
+    assert all(pending.is_loading for pending in waiting)
+    in_process.may_load.set()
+    assert len({pending.vector().tobytes() for pending in waiting}) == 20
+
+
+def test_a_model_that_cannot_be_loaded_is_one_warning_and_is_loaded_again(
+    in_process, settings, caplog
+):
+    settings.PGEMBED_QUERY_SECONDS = 1e-9  # is over before anything is loaded
+    in_process.when_loaded.append(partial(setattr, settings, "PGEMBED_QUERY_SECONDS", 600))
+    in_process.is_broken = True
+    for text in ("trout", "another trout"):
+        assert search(Article, text).note == fusion.NO_VECTOR
+
+    [record] = caplog.records
+    assert (record.event, record.error) == (
+        "pgembed.query_not_embedded",
+        "There is no such model.",
+    )
+    in_process.is_broken = False
+    in_process.may_load.set()
+    query_vectors.vectors._resting.clear()
+    assert search(Article, "trout", mode="semantic").ranking == "semantic"
+
+
+OTHERS = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND backend_type = 'client backend'
+"""
+
+
+@pytest.mark.django_db(transaction=True)  # the models are looked up over another connection
+def test_models_are_loaded_before_the_first_search(in_process, caplog):
+    [[connected]] = database.rows("default", OTHERS)
+    loaded = threading.Event()
+    in_process.when_loaded.append(loaded.set)
+    in_process.may_load.set()
+
+    warm_up()
+
+    assert loaded.wait(10)
+    assert not in_process.embedded
+    arrived(lambda: database.rows("default", OTHERS) == [(connected,)])
+    assert not caplog.records
+
+
+@pytest.mark.django_db(transaction=True)  # the models are looked up over another connection
+def test_a_model_that_cannot_be_loaded_at_the_start_is_logged(in_process, caplog):
+    in_process.is_broken = True
+
+    warm_up()
+
+    arrived(lambda: caplog.records)
+    [record] = caplog.records
+    assert record.error == "There is no such model."
 
 
 def test_another_provider_of_the_same_model_is_asked_meanwhile(stuck, trout, settings):

