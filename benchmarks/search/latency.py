@@ -21,7 +21,7 @@ from typing import Any
 import django
 
 from benchmarks import judged, postgres
-from benchmarks.search import by_hand, installed
+from benchmarks.search import by_hand, by_words, installed
 
 MOST_RATIO = 1.2
 LEAST_RECALL = 0.98
@@ -111,11 +111,13 @@ def measure(wanted: int, options: argparse.Namespace) -> Figures:
         )
         for share, below in SHARES.items()
     }
+    words = by_words.measure(questions, rounds=options.rounds)
     worst = max(line["times by hand"] for line in lines.values())
     print(f"p50 at the most {worst:.2f} times that by hand, to reach: {MOST_RATIO}")
     return {
         "rows": rows,
         "shares": lines,
+        "by words": words,
         "most times by hand": worst,
         "same answer": min(line["same answer"] for line in lines.values()),
         "recall@10": _recall(space, questions) if rows >= RECALLED_ROWS else 1.0,

@@ -209,7 +209,7 @@ class Retrievers:
         return self._by_words(self._threshold(SCORED_AT_FIRST * self._first(depth)))
 
     def _by_words(self, least: float) -> Retriever:
-        words, required = self._words, self.survey.words.required
+        words, required = self.words, self.survey.words.required
         finding = bm25.condition(words, least=least)
         names = [f"word_{number}" for number in range(len(words))]
         ranks = [sql.Identifier(f"rank_{number}") for number in range(len(words))]
@@ -251,7 +251,8 @@ class Retrievers:
         )
 
     @cached_property
-    def _words(self) -> list[Word]:
+    def words(self) -> list[Word]:
+        """The words of the query, the most telling first."""
         return frequencies.words(
             self._known,
             self.survey.words.times,
@@ -265,10 +266,10 @@ class Retrievers:
         if self.survey.words.required:
             return 0.0
         passages = self._known.passages
-        least = bm25.threshold(self._words, passages=passages, most=most)
+        least = bm25.threshold(self.words, passages=passages, most=most)
         if least and self.among:
             passages = min(passages, self._passing * min(self.survey.chunks_per_row, 2.0))
-            least = bm25.threshold(self._words, passages=passages, most=most)
+            least = bm25.threshold(self.words, passages=passages, most=most)
         return least
 
     @cached_property
