@@ -99,7 +99,7 @@ class Settings:
     """How long to keep succeeded jobs and settled failures. Zero: delete jobs on success."""
 
     text_search_config: str = "english"
-    """The full-text search configuration for passages and queries."""
+    """The full-text search configuration for passages and queries, without ``language=``."""
 
     bm25_k1: float = 1.2
     """BM25: how much it counts that a passage has a word again and again. Usually 1.2 to 2."""

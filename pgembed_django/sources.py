@@ -19,7 +19,8 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
 from django.db.models.functions import Cast, Coalesce
 
-from pgembed_django.core import database, faults
+from pgembed_django.core import database, faults, postgres
+from pgembed_django.core import languages as full_text
 from pgembed_django.core.adapting import halves
 from pgembed_django.core.user_code import Failed, UserCode
 from pgembed_django.declaration import relations
@@ -63,6 +64,26 @@ def load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
     except database.Busy:
         return Loaded()
     return made(spec, *found, using=using)
+
+
+def languages(spec: Spec, source_pks: Sequence[str], *, using: str) -> Mapping[str, str | None]:
+    """Return the full-text configurations for units' words, by source_pk. None: for no words.
+
+    Units in none of them have no row any more, if a column holds the languages of rows.
+    """
+    default = spec.configuration if spec.stores_words else None
+    if default is None or spec.language_column is None:
+        return dict.fromkeys(source_pks, default)
+    with database.giving_way(using):
+        known = postgres.languages(using)
+        rows = spec.all_rows(using=using).filter(is_among(spec, list(source_pks), using=using))
+        found = rows.values_list(
+            Cast("pk", models.TextField()), Cast(spec.language_column, models.TextField())
+        )
+        return {
+            source_pk: full_text.of_value(value, known=known, default=default)
+            for source_pk, value in found
+        }
 
 
 def read(spec: Spec, rows: models.QuerySet[Any]) -> Loaded:

@@ -15,7 +15,6 @@ from django.utils.connection import ConnectionDoesNotExist
 from pgvector import Vector
 from psycopg import sql
 
-from pgembed_django import conf
 from pgembed_django.core import database, faults, postgres
 from pgembed_django.core.faults import Fault
 from pgembed_django.declaration.specs import Spec
@@ -35,12 +34,13 @@ STORED = """
         start_offset,
         end_offset,
         text_digest,
-        embedding IS NOT NULL
+        embedding IS NOT NULL,
+        language
     FROM {table}
     WHERE source_id = ANY(%(source_pks)b::text[]::{key}[])
       AND space_id = ANY(%(space_ids)s::bigint[])
   UNION ALL
-    SELECT source_pk, space_id, chunk_digest, true, NULL, NULL, NULL, NULL, NULL, NULL
+    SELECT source_pk, space_id, chunk_digest, true, NULL, NULL, NULL, NULL, NULL, NULL, NULL
     FROM pgembed_staging
     WHERE spec = %(spec_key)s
       AND source_pk = ANY(%(source_pks)b::text[])
@@ -56,7 +56,7 @@ REPLACE = """
     )
     INSERT INTO {table} (
         source_id, space_id, position, start_offset, end_offset,
-        passage, chunk_digest, text_digest, embedding, was_cut, fulltext
+        passage, chunk_digest, text_digest, embedding, was_cut, fulltext, language
     )
     SELECT
         new.source_pk::{key},
@@ -69,7 +69,9 @@ REPLACE = """
         new.text_digest,
         COALESCE(new.embedding, reused.embedding),
         COALESCE(reused.was_cut, new.was_cut),
-        CASE WHEN %(stores_words)s THEN to_tsvector(%(language)s::regconfig, new.passage) END
+        -- NULL if no words are stored.
+        to_tsvector(new.language::regconfig, new.passage),
+        new.language
     FROM unnest(
         %(source_pks)b::text[],
         %(space_ids)s::bigint[],
@@ -80,10 +82,11 @@ REPLACE = """
         %(chunk_digests)b::bytea[],
         %(text_digests)b::bytea[],
         %(embeddings)b::vector[],
-        %(was_cut)s::bool[]
+        %(was_cut)s::bool[],
+        %(languages)b::text[]
     ) AS new(
         source_pk, space_id, position, start_offset, end_offset,
-        passage, chunk_digest, text_digest, embedding, was_cut
+        passage, chunk_digest, text_digest, embedding, was_cut, language
     )
     LEFT JOIN LATERAL (
         SELECT old.embedding, old.was_cut
@@ -154,6 +157,9 @@ MARK_OVERTAKEN = """
       AND older.text_digest NOT IN ('hidden', unit.mark, unit.text_digest)
 """
 
+# Fails if the database does not have the configuration.
+CONFIGURATION = "SELECT %(language)s::regconfig"
+
 # Columns that must be filled, and that nobody declares.
 DEMANDED = """
     SELECT attname
@@ -199,6 +205,8 @@ class StoredChunk(NamedTuple):
     digest: bytes
     text_digest: bytes
     has_vector: bool
+    language: str | None
+    """The full-text configuration of its words. None: they are not stored."""
 
     @property
     def is_done(self) -> bool:
@@ -236,9 +244,9 @@ def ask_stored(
             if is_staged:
                 staged[source_pk, space_id].add(digest)
             else:
-                row_id, position, start, end, text_digest, has_vector = row
+                row_id, position, start, end, *others = row
                 chunks[source_pk, space_id].append(
-                    StoredChunk(row_id, position, start, end, digest, text_digest, has_vector)
+                    StoredChunk(row_id, position, start, end, digest, *others)
                 )
         return Stored(chunks, staged)
 
@@ -318,6 +326,8 @@ def unstage(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
 def is_fit(spec: Spec, *, using: str) -> bool:
     """Return whether a spec's table fits its statements, by running each with no rows.
 
+    Also whether the database has its full-text configuration.
+
     If it fits, an error was the fault of a row.
     """
     model = spec.embedding_model
@@ -326,6 +336,8 @@ def is_fit(spec: Spec, *, using: str) -> bool:
             _replace(spec, [], using)
             send(spec, DROP_WITHOUT_VECTOR, using=using, **_units([]))
             send(spec, FORGET, using=using, source_pks=[])
+            if spec.stores_words:
+                database.rows(using, CONFIGURATION, language=spec.configuration)
             demanded = database.rows(
                 using,
                 DEMANDED,
@@ -359,8 +371,6 @@ def _replace(spec: Spec, parts: Collection[Part], using: str, *, only_text: bool
         spec_key=spec.key,
         reuse=not only_text,
         stores_text=spec.store_text is True,
-        stores_words=spec.stores_words,
-        language=conf.current().text_search_config,
         source_pks=[part.source_pk for part, _ in rows],
         space_ids=database.array([part.space.pk for part, _ in rows]),
         positions=database.array([chunk.position for _, chunk in rows]),
@@ -371,6 +381,7 @@ def _replace(spec: Spec, parts: Collection[Part], using: str, *, only_text: bool
         text_digests=[part.plan.text_digest for part, _ in rows],
         embeddings=[found and Vector(found.vector) for found in embedded],
         was_cut=[found is not None and found.was_cut for found in embedded],
+        languages=[part.plan.language for part, _ in rows],
     )
 
 

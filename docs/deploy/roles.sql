@@ -35,6 +35,7 @@ BEGIN
 END
 $$;
 GRANT SELECT ON pgembed_space TO mysite_web;
+GRANT SELECT (spec, scan, finished_recipe) ON pgembed_scancursor TO mysite_web;
 -- Only for @embeddable(stale="hide"). Not the errors, which may quote answers of providers.
 GRANT SELECT (spec, source_pk, status, is_awaited, settled_at) ON pgembed_job TO mysite_web;
 

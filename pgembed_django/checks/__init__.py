@@ -30,7 +30,7 @@ IDS = {
     "pgembed.E012": "The server is older than PostgreSQL 15.",
     "pgembed.E013": "The extension vector is missing, or not in the search_path.",
     "pgembed.E014": "The extension vector is too old.",
-    "pgembed.E015": "PGEMBED_TEXT_SEARCH_CONFIG is unknown to the database.",
+    "pgembed.E015": "A full-text configuration is unknown to the database.",
     "pgembed.E016": "The SQL functions that triggers call write to another schema.",
     "pgembed.E017": "A table with a trigger for each statement is partitioned.",
     "pgembed.E018": "A model has taken the place of the one that holds vectors.",

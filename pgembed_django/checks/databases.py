@@ -23,6 +23,7 @@ from django.db.migrations.executor import MigrationExecutor
 from pgembed_django import conf
 from pgembed_django.core import database, postgres
 from pgembed_django.declaration import specs
+from pgembed_django.exceptions import did_you_mean
 from pgembed_django.models import Job, Task
 from pgembed_django.spaces import repairs
 from pgembed_django.tasks.backend import queues
@@ -385,10 +386,15 @@ def _has_migrations_to_run(alias: str) -> bool:
 
 
 def _text_search(alias: str) -> Iterator[CheckMessage]:
-    name = conf.current().text_search_config
-    if known := postgres.languages_instead(alias, name):
-        yield Error(
-            f"PGEMBED_TEXT_SEARCH_CONFIG is {name!r}, which the database does not have.",
-            hint=f"It has: {', '.join(known)}.",
-            id="pgembed.E015",
-        )
+    named = {"PGEMBED_TEXT_SEARCH_CONFIG": conf.current().text_search_config}
+    for spec in specs.written_to(alias):
+        if spec.language and not spec.language_column:
+            named[f"{spec}: language"] = spec.configuration
+    for what, name in named.items():
+        # A migration that has yet to run may create it.
+        if (known := postgres.languages_instead(alias, name)) and not _has_migrations_to_run(alias):
+            yield Error(
+                f"{what} is {name!r}, which the database does not have.",
+                hint=f"{did_you_mean(name, known)}It has: {', '.join(known)}.",
+                id="pgembed.E015",
+            )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
-from django.core.exceptions import ImproperlyConfigured
 from django.db import (
     DEFAULT_DB_ALIAS,
     DataError,
@@ -16,7 +16,10 @@ from django.db import (
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 
+from pgembed_django.core import database
 from pgembed_django.exceptions import did_you_mean
+
+UNQUOTED = re.compile("[a-z_][a-z0-9_]*")
 
 FULL_TEXT_CONFIGURATIONS = """
     SELECT cfgname
@@ -72,13 +75,20 @@ def require_language(using: str, language: str) -> None:
     """Ask a database once for a full-text configuration. What is raised is not cached.
 
     Raises:
-        ImproperlyConfigured: the database does not have it. A transaction goes on all the same.
+        LookupError: the database does not have it. A transaction goes on all the same. The message
+            is the end of a sentence.
     """
     if known := languages_instead(using, language):
-        raise ImproperlyConfigured(
-            f"PGEMBED_TEXT_SEARCH_CONFIG is {language!r}, which the database {using!r} does not "
-            f"have. {did_you_mean(language, known)}It has: {', '.join(known)}."
+        raise LookupError(
+            f"which the database {using!r} does not have. {did_you_mean(language, known)}"
+            f"It has: {', '.join(known)}."
         )
+
+
+def languages(using: str) -> frozenset[str]:
+    """Return a database's full-text configurations whose names need no quotes."""
+    found = [name for [name] in database.rows(using, FULL_TEXT_CONFIGURATIONS)]
+    return frozenset(name for name in found if UNQUOTED.fullmatch(name))
 
 
 def languages_instead(using: str, language: str) -> list[str]:

@@ -61,6 +61,8 @@ class embeddable(Declaration, _KeywordsOnly):  # noqa: N801 - used as a decorato
     ``text`` names a method that returns the text instead, and finds ``related`` and ``prefetch``
     prefetched. Rows that do not match ``when`` are neither embedded nor found. ``fields`` and
     ``when`` may name columns of parents (multi-table inheritance).
+    ``language`` is the full-text configuration of the texts, a language code, or the name of the
+    column that holds either for each row.
     ``priority`` is from -100 to 100, higher first. ``name`` is the name of the generated model,
     by default ``<Model>Embedding``; on an abstract base it may contain ``%(class)s``.
     ``trigger_level="statement"`` enqueues all rows of an INSERT at once.
@@ -135,7 +137,7 @@ def _declare(declaration: Declaration, model: type[models.Model]) -> None:
         key=spec.key,
         name=name,
         fields=relations.own_columns(
-            model, fields=spec.fields, related=spec.related, when=spec.when
+            model, fields=spec.watched, related=spec.related, when=spec.when
         ),
         when=spec.tested,
         priority=spec.priority,

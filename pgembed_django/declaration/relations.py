@@ -272,7 +272,7 @@ def own_columns(
     return tuple(
         name
         for name in dict.fromkeys((*fields, *firsts, *tested))
-        if (found := _forward(model, name)) and _concrete(found.model) is _concrete(model)
+        if (found := column(model, name)) and _concrete(found.model) is _concrete(model)
     )
 
 
@@ -324,7 +324,7 @@ def _prefetched(rows: QuerySet[Model], values: Sequence[Values]) -> Iterator[tup
             yield row.pgembed_source_pk, *(getattr(end, one.column.attname) for one in values)
 
 
-def _forward(model: type[Model], name: str) -> Any:
+def column(model: type[Model], name: str) -> Any:
     """Return the model's column of this name. None: it has none."""
     try:
         found: Any = model._meta.get_field(name)

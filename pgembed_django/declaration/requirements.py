@@ -46,6 +46,8 @@ def check(declaration: Declaration, model: type[models.Model]) -> None:
         )
     _require_fields(declaration, model)
     _require_values(declaration, model)
+    if declaration.language is not None:
+        _require_language(declaration, model)
 
 
 def refuse(model: type[models.Model], problem: str) -> NoReturn:
@@ -186,6 +188,35 @@ def _require_field(declaration: Declaration, model: type[models.Model], name: ob
             f"embedded. Leave it out, and name what to embed: related=['{name}__...']. Or name a "
             "method that reads it: text='...'.",
         )
+
+
+def _require_language(declaration: Declaration, model: type[models.Model]) -> None:
+    """Check what is known without a database: checks and searches ask it for the configuration."""
+    given: object = declaration.language
+    if not isinstance(given, str) or not (given and given.isprintable()):
+        refuse(
+            model,
+            f"language is {shown(given)}. Give a full-text configuration such as 'german', a "
+            "language code such as 'de', or the name of a column that holds one for each row.",
+        )
+    if declaration.store_text == "nothing":
+        refuse(
+            model,
+            f"language is {given!r}, and store_text='nothing' stores no words. Leave one of the "
+            "two out.",
+        )
+    try:
+        field = model._meta.get_field(given.partition("__")[0])
+    except FieldDoesNotExist:
+        return
+    if "__" in given or field.is_relation:
+        problem: str | None = "leads to another table. Copy the language into a column."
+    else:
+        problem = conditions.column_problem(field, model=model)
+    if not problem and not isinstance(getattr(field, "output_field", field), TEXTUAL):
+        problem = f"is a {type(field).__name__}. Name a column of text."
+    if problem:
+        refuse(model, f"language is {given!r}: {field.name!r} {problem}")
 
 
 def _require_values(declaration: Declaration, model: type[models.Model]) -> None:

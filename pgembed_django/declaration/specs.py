@@ -18,8 +18,9 @@ from django.db.models import Field, Manager, Model, Prefetch, Q, QuerySet
 from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init
 
+from pgembed_django import conf
 from pgembed_django.chunking import Chunker
-from pgembed_django.core import database, faults, postgres
+from pgembed_django.core import database, faults, languages, postgres
 from pgembed_django.core import text as texts
 from pgembed_django.declaration import relations
 from pgembed_django.declaration.relations import Relations
@@ -70,6 +71,7 @@ class Declaration:
     stale: Stale = "serve"
     store_text: StoreText = True
     trigger_level: TriggerLevel = "row"
+    language: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,8 +103,35 @@ class Spec(Declaration):
     def relations(self) -> Relations:
         """How its texts span tables. All models must be loaded."""
         return relations.resolve(
-            self.model, fields=self.fields, related=self.related, when=self.when, text=self.text
+            self.model, fields=self.watched, related=self.related, when=self.when, text=self.text
         )
+
+    @cached_property
+    def watched(self) -> tuple[str, ...]:
+        """The columns whose change adds a job: those of the text, and that of the language."""
+        language = [self.language_column] if self.language_column else []
+        return tuple(dict.fromkeys((*self.fields, *language)))
+
+    @cached_property
+    def language_column(self) -> str | None:
+        """The column that holds the language of each row. None: all are of the same."""
+        is_column = self.language and relations.column(self.model, self.language)
+        return self.language if is_column else None
+
+    @property
+    def configuration(self) -> str:
+        """The full-text configuration of all rows, or of those that name no language."""
+        if self.language and not self.language_column:
+            return languages.configuration(self.language)
+        return conf.current().text_search_config
+
+    @property
+    def words_recipe(self) -> str:
+        """How the words of its texts are made. Empty: they are not stored."""
+        if not self.stores_words:
+            return ""
+        of_rows = f"column {self.language_column}; " if self.language_column else ""
+        return f"{of_rows}{self.configuration}"
 
     @cached_property
     def when_spans_tables(self) -> bool:

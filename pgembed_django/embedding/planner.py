@@ -51,6 +51,8 @@ class Plan(NamedTuple):
     drop: tuple[int, ...]
     is_new: bool
     """The unit has no rows in this space yet: its text can be stored before its vectors."""
+    language: str | None
+    """The full-text configuration for its words. None: they are not stored."""
 
     @property
     def is_fresh(self) -> bool:
@@ -64,10 +66,12 @@ def make_plan(
     *,
     stored: Iterable[StoredChunk],
     staged: Collection[bytes] = (),
+    language: str | None = None,
 ) -> Plan:
     """Compare the chunks of a text with those stored in one space. Pure.
 
-    ``staged`` has the digests of chunks whose vectors an earlier run has staged.
+    ``staged`` has the digests of chunks whose vectors an earlier run has staged. ``language`` is
+    as in ``Plan``: chunks with words of another one are inserted again, with the vectors they had.
     """
     rows = {row.position: row for row in stored}
     reusable = {row.digest for row in rows.values() if row.has_vector} | set(staged)
@@ -78,7 +82,7 @@ def make_plan(
             row is not None
             and row.is_done
             and (row.digest, row.start, row.end) == (chunk.digest, chunk.start, chunk.end)
-            and row.text_digest == text_digest
+            and (row.text_digest, row.language) == (text_digest, language)
         ):
             kept.add(row.id)
             continue
@@ -91,6 +95,7 @@ def make_plan(
         insert=tuple(insert),
         drop=tuple(row.id for row in rows.values() if row.id not in kept),
         is_new=not rows,
+        language=language,
     )
 
 
@@ -197,7 +202,7 @@ class Planner:
         if not live:
             self.units.give_back(units)
             return
-        loaded, stored = self._ask(spec, units, live, asks_length=asks_length)
+        loaded, stored, languages = self._ask(spec, units, live, asks_length=asks_length)
         chunks, errors = split_each(spec, loaded.texts, using=self.units.using)
         errors |= loaded.errors
         for unit in self._asked:
@@ -215,12 +220,14 @@ class Planner:
                 text = loaded.texts[source_pk]
                 unit.characters = len(text)
                 self._room -= len(text)
-                self._plan_unit(unit, chunks[source_pk], spec.text_digest(text), live, stored)
+                language = languages.get(source_pk)
+                digest = spec.text_digest(text)
+                self._plan_unit(unit, chunks[source_pk], digest, language, live, stored)
 
     def _ask(
         self, spec: Spec, units: Sequence[Unit], live: Sequence[Space], *, asks_length: bool
-    ) -> tuple[sources.Loaded, Stored]:
-        """Read the first units whose texts there is room for, and their stored chunks."""
+    ) -> tuple[sources.Loaded, Stored, Mapping[str, str | None]]:
+        """Read the first units whose texts there is room for, their stored chunks and languages."""
         using = self.units.using
         if spec not in self._readings:
             self._readings[spec] = sources.Reading(spec, using=using)
@@ -238,13 +245,14 @@ class Planner:
             database.keep_plans(using)
             space_ids = [space.pk for space in live]
             read_stored = store.ask_stored(spec, source_pks, space_ids, using=using)
-        return read_texts(), read_stored()
+        return read_texts(), read_stored(), sources.languages(spec, source_pks, using=using)
 
     def _plan_unit(
         self,
         unit: Unit,
         chunks: Sequence[Chunk],
         text_digest: bytes,
+        language: str | None,
         live: Sequence[Space],
         stored: Stored,
     ) -> None:
@@ -256,7 +264,11 @@ class Planner:
             staged = stored.staged.get(where, ())
             unit.has_staged |= bool(staged)
             plan = make_plan(
-                chunks, text_digest, stored=stored.chunks.get(where, ()), staged=staged
+                chunks,
+                text_digest,
+                stored=stored.chunks.get(where, ()),
+                staged=staged,
+                language=language,
             )
             waiting = {chunk.digest for chunk in plan.embed}
             part = Part(unit.claim.source_pk, space, plan, waiting)

@@ -129,7 +129,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
                 ('spec', models.TextField()),
-                ('scan', models.TextField(choices=[('missing', 'missing'), ('orphaned', 'orphaned'), ('stale', 'stale'), ('backfill', 'backfill')])),
+                ('scan', models.TextField(choices=[('missing', 'missing'), ('orphaned', 'orphaned'), ('stale', 'stale'), ('words', 'words'), ('backfill', 'backfill')])),
                 ('cursor', models.TextField(null=True)),
                 ('recipe', models.TextField(db_default='', help_text='What the scan under way compares the rows with.')),
                 ('finished_recipe', models.TextField(db_default='', help_text='What all rows had been compared with when a scan last ended.')),

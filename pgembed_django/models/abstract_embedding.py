@@ -34,8 +34,9 @@ class AbstractEmbedding(NotFromFixtures):
     text_digest = models.BinaryField()
     # No fixed width: a model with other dimensions then needs a setting, not a migration.
     embedding = VectorField(null=True)
-    # NULL with store_text="nothing".
+    # NULL with store_text="nothing", and so is the configuration that it was made with.
     fulltext = SearchVectorField(null=True)
+    language = models.TextField(null=True)  # noqa: DJ001
     was_cut = models.BooleanField(db_default=False)
     created_at = models.DateTimeField(db_default=Now())
 

@@ -46,6 +46,7 @@ class ScanCursor(NotFromFixtures):
         MISSING = "missing", _("missing")
         ORPHANED = "orphaned", _("orphaned")
         STALE = "stale", _("stale")
+        WORDS = "words", _("words")
         BACKFILL = "backfill", _("backfill")
 
     id = models.BigAutoField(primary_key=True)
@@ -82,6 +83,14 @@ class ScanCursor(NotFromFixtures):
 
     def __str__(self) -> str:
         return f"{self.spec} {self.scan}"
+
+    @staticmethod
+    def begin(spec: str, scan: str, recipe: str, *, using: str) -> None:
+        """Ensure that there is a cursor. A new one takes what is stored as made by this recipe."""
+        cursors = ScanCursor.objects.using(using)
+        if not cursors.filter(spec=spec, scan=scan).exists():
+            made = ScanCursor(spec=spec, scan=scan, recipe=recipe, finished_recipe=recipe)
+            cursors.bulk_create([made], ignore_conflicts=True)
 
     @staticmethod
     def put(state: dict[str, Any], *, using: str, **key: Any) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.db.models import Count, Exists, Manager, Q, QuerySet, TextField, Value
+from django.db.models import Count, Manager, Q, QuerySet, TextField, Value
 from django.db.models.expressions import RawSQL
 from psycopg import sql
 
 from pgembed_django.core import database, postgres
 from pgembed_django.declaration.specs import Spec
-from pgembed_django.models import Space
-from pgembed_django.spaces import Coverage, is_empty, is_found, of_other_language
+from pgembed_django.models import ScanCursor, Space
+from pgembed_django.spaces import Coverage, is_empty, is_found, reconcile, words
 from pgembed_django.triggers import installed
 
 BUDGET = 20_000
@@ -167,8 +168,21 @@ def read_coverage(
                 rows=round(row["pgembed_rows"] * factor),
                 covered=round(row[column] * factor),
                 is_estimated=shares[key] < 1,
-                is_of_other_language=row["pgembed_language"],
             )
+    return found
+
+
+def read_words(specs: Sequence[Spec], of: Mapping[str, Table], *, using: str) -> dict[str, float]:
+    """Return how far the words of texts follow a changed language, roughly, from 0 to 1.
+
+    By spec key, without those that have followed it, and those whose tables are missing or locked.
+    """
+    under_way = reconcile.under_way(specs, using=using)
+    found = {}
+    for spec, scans in under_way.items():
+        if ScanCursor.Scan.WORDS in scans and of[spec.key].is_there and not of[spec.key].is_locked:
+            with suppress(database.Busy), database.giving_way(using):
+                found[spec.key] = words.share(spec, using=using)
     return found
 
 
@@ -199,8 +213,6 @@ def _query(
     ).annotate(
         pgembed_all=Count("*"),
         pgembed_rows=Count("pk", filter=when & ~is_empty(spec, spaces)),
-        # Those of a space that is being built are no news: its rows are written now.
-        pgembed_language=Exists(of_other_language(spec, spaces[0])),
         **counts,
     )
     return counted

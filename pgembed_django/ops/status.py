@@ -21,7 +21,7 @@ from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Space, Worker
 from pgembed_django.models.job import CHANGES
 from pgembed_django.ops import verdicts
-from pgembed_django.ops.coverage import Table, read_coverage, read_tables
+from pgembed_django.ops.coverage import Table, read_coverage, read_tables, read_words
 from pgembed_django.ops.queue import (
     NO_RIPPLES,
     NONE,
@@ -181,6 +181,7 @@ class Read:
     tables: Mapping[str, Table]
     live: Mapping[str, Sequence[Space]]
     coverage: Mapping[int, Coverage]
+    words: Mapping[str, float]
     queue: Queue
     recent: Mapping[str, Point]
     workers: Sequence[WorkerStatus]
@@ -229,6 +230,7 @@ def overview(
         tables=tables,
         live=live,
         coverage=coverage,
+        words=read_words(chosen, tables, using=using),
         queue=queue,
         recent=recent,
         workers=workers,
@@ -294,6 +296,7 @@ def _spec(spec: Spec, read: Read) -> SpecStatus:
         eta_seconds=eta if waiting else 0.0,
         workers=len(workers),
         paused_by=paused_by,
+        words=read.words.get(key),
     )
     verdict = verdicts.judge(
         status,

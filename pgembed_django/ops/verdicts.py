@@ -86,6 +86,8 @@ class SpecStatus:
     """How many live workers work on it."""
     paused_by: str
     """Who has paused it by hand. Empty: it is not paused."""
+    words: float | None = None
+    """Roughly the share of the texts that have their words in the declared language. None: all."""
 
     @property
     def waiting(self) -> Count:
@@ -173,10 +175,10 @@ def judge(
         built = building.coverage if building else None
         if built and not (spec.waiting or spec.running or are_few(built.missing, of=built.rows)):
             degraded.append("The new space is not searched until they are fixed or dismissed.")
-    if coverage and coverage.is_of_other_language:
+    if spec.words is not None:
         degraded.append(
-            "Texts are stored with another full-text configuration than "
-            "PGEMBED_TEXT_SEARCH_CONFIG, so full-text search may miss them."
+            f"Full-text search may miss words: about {spec.words:.0%} of the texts have them in "
+            "the declared language by now. Workers make them again, without a provider."
         )
     if oldest_seconds >= LATE_SECONDS:
         degraded.append(f"Changes are late: {_changes(spec)}{_eta(spec)}.")

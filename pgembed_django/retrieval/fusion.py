@@ -81,12 +81,12 @@ class Answer:
         return self.question.survey and self.question.survey.words
 
 
-def ask(target: Target[Any], text: str, *, mode: Mode) -> Question:
+def ask(target: Target[Any], text: str, *, mode: Mode, language: str | None = None) -> Question:
     """Survey the target, and ask for the text's vector if the mode needs one.
 
     The provider of the active space embeds it. Returns before the vector has arrived.
     """
-    survey = statistics.survey(target, text)
+    survey = statistics.survey(target, text, language=language)
     needs_vector = survey is not None and text and mode != "lexical"
     pending = query_vectors.vectors.ask(survey.space, text) if survey and needs_vector else None
     return Question(target=target, text=text, mode=mode, survey=survey, pending=pending)

@@ -13,8 +13,7 @@ from django.db.models import Model
 from django.utils.safestring import SafeString, mark_safe
 from psycopg import sql
 
-from pgembed_django import conf
-from pgembed_django.core import database, faults, postgres, user_code
+from pgembed_django.core import database, faults, languages, postgres, user_code
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Space
 from pgembed_django.retrieval.statistics import Words
@@ -304,7 +303,7 @@ def _marks(using: str) -> Marks:
 def _headline_parameters(using: str, words: Words | None) -> dict[str, Any]:
     marks = _marks(using)
     return {
-        "language": conf.current().text_search_config,
+        "language": words.language if words else languages.FALLBACK,
         "words": words.any if words else "",
         # What has no replacement is removed.
         "replaced": ("<" if marks.less_than else "") + "".join(marks),

@@ -44,6 +44,7 @@ class SearchOptions(PageOptions, total=False):
     """The keywords of ``search``, which says what they mean, and their defaults."""
 
     mode: Mode
+    language: str | None
 
 
 @overload
@@ -60,16 +61,19 @@ def search(
     offset: int = 0,
     mode: Mode = "hybrid",
     name: str | None = None,
+    language: str | None = None,
 ) -> Results[Any]:
     """Return the rows of a model, a queryset, or a list of these, that match a text best.
 
     ``mode`` is ``hybrid`` (by words and by meaning), ``semantic`` or ``lexical``. For the next
     page, pass ``Results.next_offset`` as ``offset``. ``name`` chooses between several
-    ``@embeddable`` on one model. If the query cannot be embedded, ``semantic`` and ``hybrid``
+    ``@embeddable`` on one model. ``language`` is a full-text configuration or a language code
+    for the words of ``text``: by default that of the rows, or the active language if a column
+    holds that of each row. If the query cannot be embedded, ``semantic`` and ``hybrid``
     search by words only, and ``Results.degraded`` is true.
 
     Raises:
-        SearchError: the text, limit, offset, mode or queryset cannot be used.
+        SearchError: the text, limit, offset, mode, language or queryset cannot be used.
         ImproperlyConfigured: the model is not embeddable, or a setting is wrong.
     """
     targets.check_page(limit, offset)
@@ -79,7 +83,7 @@ def search(
         raise SearchError(f"Cannot search for {text!r}. Give a string.")
     found = targets.of_several(where, name=name)
     query = texts.clean(text[:MOST_CHARACTERS])
-    questions = [fusion.ask(target, query, mode=mode) for target in found]
+    questions = [fusion.ask(target, query, mode=mode, language=language) for target in found]
     # Rank one row more than the page has, to know whether there is a next page.
     reach = offset + limit + 1
     answers = [fusion.answer(question, reach=reach) for question in questions]

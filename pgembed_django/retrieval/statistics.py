@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
+from django.utils.translation import get_language
 from psycopg import sql
 
-from pgembed_django import conf, spaces
 from pgembed_django.chunking import truncate
-from pgembed_django.core import database, postgres
+from pgembed_django.core import database, languages, postgres
 from pgembed_django.core import text as texts
-from pgembed_django.declaration.specs import Spec
+from pgembed_django.exceptions import SearchError
 from pgembed_django.models import Space
 from pgembed_django.retrieval import bm25
 from pgembed_django.retrieval.targets import Target
@@ -42,10 +43,14 @@ SURVEY = """
             JOIN pg_class AS named ON named.oid = indexrelid
             WHERE indrelid = stored.oid
               AND indisvalid
-        ) AS valid_indexes
+        ) AS valid_indexes,
+        words.finished_recipe AS words_recipe
     FROM pgembed_space AS space
     CROSS JOIN to_tsvector(%(language)s::regconfig, %(text)s) AS query (words)
     LEFT JOIN pg_class AS stored ON stored.oid = to_regclass(%(table)s)
+    LEFT JOIN pgembed_scancursor AS words
+      ON words.spec = space.spec
+     AND words.scan = 'words'
     WHERE space.spec = %(spec)s
       AND space.state = 'active'
 """
@@ -89,10 +94,12 @@ LONGEST_WORD = re.compile(r"\S{500}")
 class Words:
     """The words of a query, as Postgres has them: how often the query has each lexeme.
 
-    ``required`` is the tsquery that passages must match besides, as text, or empty.
+    ``language`` is the full-text configuration that they were made with. ``required`` is the
+    tsquery that passages must match besides, as text, or empty.
     """
 
     times: Mapping[str, int]
+    language: str
     required: str = ""
 
     def __bool__(self) -> bool:
@@ -109,6 +116,8 @@ class Survey(NamedTuple):
 
     ``vector_index`` is None if the space has none. ``chunks`` is the approximate number of chunks
     in the table, and negative if unknown. ``chunks_per_row`` is infinite if unknown.
+    ``is_of_other_language``: the texts were stored with another full-text configuration, and not
+    all of them are mended yet.
     """
 
     space: Space
@@ -129,25 +138,18 @@ class _Row(NamedTuple):
     table_oid: int
     chunks: float
     valid_indexes: list[str]
+    words_recipe: str | None
+    """With what all words were made when a scan last ended. None: no worker has started yet."""
 
 
-class Statistics(NamedTuple):
-    """The statistics of one table.
+def survey(target: Target[Any], text: str, *, language: str | None = None) -> Survey | None:
+    """Return the survey for a query, or None if no space is active: no worker has started yet.
 
-    ``chunks_per_row`` counts the chunks of all spaces, and is infinite if unknown.
-    ``is_of_other_language`` is as in ``spaces.Coverage``.
+    ``language`` is as in ``search``. Raises what ``language_of`` does.
     """
-
-    chunks_per_row: float
-    is_of_other_language: bool
-
-
-def survey(target: Target[Any], text: str) -> Survey | None:
-    """Return the survey for a query, or None if no space is active: no worker has started yet."""
     # Characters that the database's encoding cannot hold are in no passage: they match nothing.
     encoding = postgres.encoding(target.using)
-    language = conf.current().text_search_config
-    postgres.require_language(target.using, language)
+    language = language_of(target, language)
     beginning = prepared(text)
     if len(beginning) > MOST_CHARACTERS:
         beginning = truncate(beginning, MOST_CHARACTERS)
@@ -163,19 +165,49 @@ def survey(target: Target[Any], text: str) -> Survey | None:
     for values in database.rows(target.using, _survey(), **parameters):
         space = _space(target.using, values[:width])
         row = _Row(*values[width:])
-        known = statistics_of(target.using, target.spec, space, table_oid=row.table_oid)
         times = dict(zip(row.lexemes, row.times, strict=True))
         index = found_among(row.valid_indexes, space)
         return Survey(
             space,
-            Words(times, row.required),
+            Words(times, language, row.required),
             row.table_oid,
             index,
             row.chunks,
-            known.chunks_per_row,
-            known.is_of_other_language,
+            chunks_per_row(target.using, table_oid=row.table_oid),
+            row.words_recipe not in {None, target.spec.words_recipe},
         )
     return None
+
+
+def language_of(target: Target[Any], language: str | None) -> str:
+    """Return the full-text configuration for a query.
+
+    Without ``language``, it is that of the texts. Where each row has its own, it is that of the
+    active language.
+
+    Raises:
+        SearchError: the database does not have that of ``language``.
+        ImproperlyConfigured: nor that of the declaration or the settings.
+    """
+    spec, using = target.spec, target.using
+    if language is not None and not (isinstance(language, str) and language):
+        raise SearchError(
+            f"language is {language!r}. Give a full-text configuration, or a language code."
+        )
+    active = get_language() if spec.language_column else None
+    name = languages.configuration(language or active or spec.configuration)
+    try:
+        postgres.require_language(using, name)
+    except LookupError as error:
+        if language is not None:
+            raise SearchError(f"language is {language!r}, {error}") from None
+        if active is not None:
+            return languages.FALLBACK
+        what = "PGEMBED_TEXT_SEARCH_CONFIG"
+        if spec.language and not spec.language_column:
+            what = f"@embeddable on {spec.model.__name__}: language"
+        raise ImproperlyConfigured(f"{what} is {name!r}, {error}") from None
+    return name
 
 
 @cache
@@ -202,34 +234,27 @@ def _space(using: str, values: Sequence[Any]) -> Space:
     return Space.from_db(using, [field.attname for field in fields], read)
 
 
-def statistics_of(using: str, spec: Spec, space: Space, *, table_oid: int) -> Statistics:
-    """Return the statistics of a spec's table of chunks, and whether a space is of its language.
+def chunks_per_row(using: str, *, table_oid: int) -> float:
+    """Return how many chunks of all spaces a table has for each row. Infinite if unknown.
 
     It takes the oid because, with a schema per tenant, a name means different tables depending on
     ``search_path``.
     """
-    language = conf.current().text_search_config
-    moment = int(time.monotonic() // KEPT_SECONDS)
-    return _statistics(using, spec, space, table_oid, language, moment)
+    return _chunks_per_row(using, table_oid, int(time.monotonic() // KEPT_SECONDS))
 
 
 def forget() -> None:
     """Forget all statistics, so that they are read again."""
-    _statistics.cache_clear()
+    _chunks_per_row.cache_clear()
 
 
 @lru_cache(maxsize=MOST_KEPT)
-def _statistics(
-    using: str, spec: Spec, space: Space, table_oid: int, language: str, moment: int
-) -> Statistics:
-    # The last two are only part of the cache's key. ``moment`` changes every KEPT_SECONDS.
+def _chunks_per_row(using: str, table_oid: int, moment: int) -> float:
+    # ``moment`` is only part of the cache's key. It changes every KEPT_SECONDS.
     found = database.rows(using, CHUNKS_PER_ROW, table_oid=table_oid)
-    [[chunks_per_row]] = found or [(None,)]
-    return Statistics(
-        # After a table was emptied, reltuples may be newer than n_distinct: the ratio is below 1.
-        chunks_per_row=max(1.0, chunks_per_row or math.inf),
-        is_of_other_language=spaces.of_other_language(spec, space).using(using).exists(),
-    )
+    [[per_row]] = found or [(None,)]
+    # After a table was emptied, reltuples may be newer than n_distinct: the ratio is below 1.
+    return max(1.0, per_row or math.inf)
 
 
 def prepared(text: str) -> str:

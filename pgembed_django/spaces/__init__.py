@@ -8,7 +8,6 @@ from pgembed_django.spaces.coverage import is_empty as is_empty
 from pgembed_django.spaces.coverage import is_found as is_found
 from pgembed_django.spaces.coverage import last_gap as last_gap
 from pgembed_django.spaces.coverage import lost_by_switching as lost_by_switching
-from pgembed_django.spaces.coverage import of_other_language as of_other_language
 from pgembed_django.spaces.lifecycle import activate as activate
 from pgembed_django.spaces.lifecycle import cancel as cancel
 from pgembed_django.spaces.lifecycle import ensure as ensure

@@ -6,22 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.contrib.postgres.expressions import ArraySubquery
-from django.db.models import (
-    BooleanField,
-    Exists,
-    F,
-    Func,
-    Model,
-    OuterRef,
-    Q,
-    QuerySet,
-    TextField,
-    Value,
-)
+from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast
 
-from pgembed_django import conf
 from pgembed_django.core import database
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Job, Space
@@ -34,24 +21,18 @@ FOUND = Q(position=0) & (Q(embedding__isnull=False) | Q(end_offset=F("start_offs
 FEW = 0.01
 """The share of the rows that a switch may lose because they have failed."""
 
-MOST_COMPARED = 10
-LONGEST_COMPARED = 10_000
-"""How many chunks, of how many characters, to compare with the setting of the language."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
     """How many ``rows`` match the spec's condition, and how many of them a search would find.
 
     Rows whose text is empty are not counted: there is nothing to find. ``is_estimated``: counted
-    in a sample of the table's pages, which is the same every time. ``is_of_other_language``: the
-    texts were stored with another full-text configuration, so that words are not found in them.
+    in a sample of the table's pages, which is the same every time.
     """
 
     rows: int
     covered: int
     is_estimated: bool = False
-    is_of_other_language: bool = False
 
     @property
     def ratio(self) -> float:
@@ -133,39 +114,6 @@ def is_empty(spec: Spec, spaces: Sequence[Space]) -> Q:
     is_empty = Q(LookedUp(chunks.filter(embedding=None)))
     is_empty &= ~Q(LookedUp(chunks.filter(embedding__isnull=False)))
     return is_empty & _is_unchanged(spec)
-
-
-def of_other_language(spec: Spec, space: Space) -> QuerySet[Model]:
-    """Return which of the first few chunks were stored with another full-text configuration.
-
-    Makes their words again with that of the settings. The rows with the lowest keys are usually
-    the oldest, which keep their words for longest. Finds none if the spec stores no texts.
-    """
-    chunks = spec.embedding_model._base_manager.all()
-    # The bounds come after the LIMIT: else a table that has no such chunks would be read whole.
-    few = chunks.filter(space=space).order_by("source_id", "position").values("pk")
-    # As an array, which is looked up. A join might read all chunks: see ``LookedUp``.
-    is_few = Func(
-        F("pk"),
-        ArraySubquery(few[:MOST_COMPARED]),
-        template="(%(expressions)s))",
-        arg_joiner=" = ANY(",
-        output_field=BooleanField(),
-    )
-    words = Func(
-        Value(conf.current().text_search_config),
-        F("passage"),
-        template="(to_tsvector(%(expressions)s))::text",
-        arg_joiner="::regconfig, ",
-        output_field=TextField(),
-    )
-    found: QuerySet[Model] = (
-        chunks.filter(is_few, passage__isnull=False)
-        .filter(end_offset__lt=F("start_offset") + LONGEST_COMPARED)
-        .alias(pgembed_stored=Cast("fulltext", TextField()))
-        .exclude(pgembed_stored=words)
-    )
-    return found
 
 
 def _is_unchanged(spec: Spec) -> Q:

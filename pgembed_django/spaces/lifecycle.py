@@ -62,7 +62,11 @@ Identity = dict[str, Any]
 
 
 def ensure(spec: Spec, *, using: str) -> list[Space]:
-    """Return the live spaces, after opening one for the declared provider if it is new."""
+    """Return the live spaces, after opening one for the declared provider if it is new.
+
+    Also notes how words are made before any are, so that a change can be told.
+    """
+    ScanCursor.begin(spec.key, ScanCursor.Scan.WORDS, spec.words_recipe, using=using)
     provider = providers.get(spec.provider)
     told = _identity(provider)
     identity = told or {**provider.declared_identity(), "digest": None}

@@ -23,12 +23,14 @@ from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.models.job import OPEN_FAILURE, PENDING, READY, RUNNING, UNSETTLED
 from pgembed_django.queue import jobs
-from pgembed_django.spaces import stored
+from pgembed_django.spaces import stored, words
 from pgembed_django.spaces.coverage import LookedUp, covering_chunk, jobs_of_row
 
 Scan = ScanCursor.Scan
 CHEAP_SCANS = (Scan.MISSING, Scan.ORPHANED)
 ALL_SCANS = (*CHEAP_SCANS, Scan.STALE)
+COMPARING = (Scan.STALE, Scan.WORDS)
+"""The scans that begin anew when what they compare the rows with was declared otherwise."""
 
 PAGE_ROWS = 1000
 MAX_BACKLOG = 10_000
@@ -63,6 +65,11 @@ class Refreshing(NamedTuple):
     def left(self) -> int:
         """How many rows at most have yet to be embedded again."""
         return self.rows - self.compared + self.waiting
+
+
+def recipe_of(spec: Spec, scan: str) -> str:
+    """Return what a scan of ``COMPARING`` compares the rows with."""
+    return spec.words_recipe if scan == Scan.WORDS else spec.recipe
 
 
 def reconcile_once(
@@ -102,11 +109,13 @@ def reconcile_page(spec: Spec, scan: str, *, using: str) -> Page | None:
     """
     live = spaces.live(spec, using=using)
     room = _room(spec, using=using)
-    if not live or not room:
+    if not live or not (room or scan == Scan.WORDS):
         return None
     begin(spec, scan, using=using)
     key = spec.key, scan, using
-    rows = min(_fewer_rows.get(key, PAGE_ROWS), room)
+    rows = _fewer_rows.get(key, PAGE_ROWS)
+    if scan != Scan.WORDS:
+        rows = min(rows, room)
     try:
         page = _next_page(spec, scan, live, rows=rows, using=using)
     except database.Busy:
@@ -129,23 +138,16 @@ def _next_page(
         cursor = free.filter(spec=spec.key, scan=scan).first()
         if cursor is None:
             return None
-        if scan == Scan.STALE and cursor.recipe != spec.recipe:
+        if scan in COMPARING and cursor.recipe != recipe_of(spec, scan):
             # The declaration has changed: begin a scan that compares every row with it.
-            cursor.recipe, cursor.cursor = spec.recipe, None
-        after = spec.parse_cursor(cursor.cursor)
-        end = _page_end(spec, scan, after, rows=max(rows, 1), using=using)
-        units: Sequence[str] = ()
-        if rows:
-            key = "source_id" if scan == Scan.ORPHANED else "pk"
-            page = Q() if after is None else Q(**{f"{key}__gt": after})
-            page &= Q() if end is None else Q(**{f"{key}__lte": end})
-            if scan == Scan.STALE:
-                units, cut_at = stale(spec, live, page, using=using)
-                end = end if cut_at is None else cut_at
-            elif scan == Scan.ORPHANED:
-                units = list(orphaned(spec, page, using=using))
-            else:
-                units = missing(spec, live, page, using=using)
+            cursor.recipe, cursor.cursor = recipe_of(spec, scan), None
+        if scan == Scan.WORDS:
+            found = _look_at_words(spec, live, cursor.cursor, rows=rows, using=using)
+            if found is None:
+                return None
+            units, end = found
+        else:
+            units, end = _find_gaps(spec, scan, live, cursor.cursor, rows=rows, using=using)
         enqueued = jobs.enqueue(
             spec.key, units, kind=Job.Kind.RECONCILER, priority=spec.priority, using=using
         )
@@ -157,6 +159,43 @@ def _next_page(
         # update() sends no signals: an error in a receiver must not end the scan.
         cursors.filter(pk=cursor.pk).update(**state)
     return Page(enqueued, is_last=end is None)
+
+
+def _find_gaps(
+    spec: Spec, scan: str, live: Sequence[Space], cursor: str | None, *, rows: int, using: str
+) -> tuple[Sequence[str], Any]:
+    """Return the gaps of the next page, and its last key. No key: it is the last page."""
+    after = spec.parse_cursor(cursor)
+    end = _page_end(spec, scan, after, rows=max(rows, 1), using=using)
+    if not rows:
+        return (), end
+    key = "source_id" if scan == Scan.ORPHANED else "pk"
+    page = Q() if after is None else Q(**{f"{key}__gt": after})
+    page &= Q() if end is None else Q(**{f"{key}__lte": end})
+    if scan == Scan.STALE:
+        units, cut_at = stale(spec, live, page, using=using)
+        return units, end if cut_at is None else cut_at
+    if scan == Scan.ORPHANED:
+        return list(orphaned(spec, page, using=using)), end
+    return missing(spec, live, page, using=using), end
+
+
+def _look_at_words(
+    spec: Spec, live: Sequence[Space], cursor: str | None, *, rows: int, using: str
+) -> tuple[Sequence[str], int | None] | None:
+    """Mend some words of the next page. Return units whose jobs are to do it, and its last id.
+
+    None: it has to wait for jobs. The scan ends when they have mended the last texts.
+    """
+    after = int(cursor or 0)
+    end, without_passages = words.mend_page(spec, live, after=after, rows=rows, using=using)
+    units = jobs.free(spec.key, list(without_passages), using=using)
+    if units:
+        has_room = bool(_room(spec, using=using))
+        return (units, after if end is None else end) if has_room else None
+    if end is None and spec.store_text is not True and backlog(spec, using=using):
+        return None
+    return (), end
 
 
 def _page_end(spec: Spec, scan: str, after: Any, *, rows: int, using: str) -> Any:
@@ -208,7 +247,7 @@ def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
 
 
 def stale(spec: Spec, live: Sequence[Space], page: Q, *, using: str) -> tuple[list[str], Any]:
-    """Return rows whose text differs from the stored digest. Reads every text.
+    """Return rows whose text differs from the stored digest, or its language. Reads every text.
 
     The second value is the key after which it stopped early because text methods took too long,
     or None.
@@ -216,8 +255,15 @@ def stale(spec: Spec, live: Sequence[Space], page: Q, *, using: str) -> tuple[li
     rows = spec.rows(using=using).filter(page).exclude(LookedUp(jobs_of_row(spec, PARKED)))
     # Rows whose text method raises are left out: jobs fail of that when such rows are written.
     texts, end = sources.digests(spec, rows, seconds=TEXTS_SECONDS)
-    found = stored.text_digests(spec, list(texts), [space.pk for space in live], using=using)
-    return sorted({key for key, digest in found if digest != texts[key]}), end
+    found = stored.texts(spec, list(texts), [space.pk for space in live], using=using)
+    languages = sources.languages(spec, list(texts), using=using)
+    return sorted(
+        {
+            key
+            for key, digest, language in found
+            if (digest, language) != (texts[key], languages.get(key))
+        }
+    ), end
 
 
 # The scans
@@ -226,28 +272,25 @@ def stale(spec: Spec, live: Sequence[Space], page: Q, *, using: str) -> tuple[li
 def under_way(specs: Iterable[Spec], *, using: str) -> dict[Spec, list[str]]:
     """Return the scans that have to go on without waiting for their next turn.
 
-    These are the scans in the middle of a table, and ``stale`` until it has compared all rows
-    with a changed recipe. In one statement, because this runs every second.
+    These are the scans in the middle of a table, and ``stale`` and ``words`` until they have
+    compared all rows with a changed recipe. In one statement, because this runs every second.
     """
     by_key = {spec.key: spec for spec in specs}
-    may_be_open = Q(cursor__isnull=False) | Q(scan=Scan.STALE)
+    may_be_open = Q(cursor__isnull=False) | Q(scan__in=COMPARING)
     cursors = ScanCursor.objects.using(using).filter(
-        may_be_open, spec__in=by_key, scan__in=ALL_SCANS
+        may_be_open, spec__in=by_key, scan__in=(*CHEAP_SCANS, *COMPARING)
     )
     found: dict[Spec, list[str]] = {}
     for key, scan, recipe in cursors.order_by("pk").values_list("spec", "scan", "finished_recipe"):
         spec = by_key[key]
-        if scan != Scan.STALE or recipe != spec.recipe:
+        if scan in CHEAP_SCANS or recipe != recipe_of(spec, scan):
             found.setdefault(spec, []).append(scan)
     return found
 
 
 def begin(spec: Spec, scan: str, *, using: str) -> None:
     """Ensure that there is a scan. A new one takes what is stored as made by the present recipe."""
-    known = ScanCursor.objects.using(using)
-    if not known.filter(spec=spec.key, scan=scan).exists():
-        recipes = {"recipe": spec.recipe, "finished_recipe": spec.recipe}
-        known.bulk_create([ScanCursor(spec=spec.key, scan=scan, **recipes)], ignore_conflicts=True)
+    ScanCursor.begin(spec.key, scan, recipe_of(spec, scan), using=using)
 
 
 def restart(spec: Spec, scan: str, *, using: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from psycopg import sql
 
@@ -12,9 +13,9 @@ from pgembed_django.core import database
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import StagedVector
 
-# A text has one digest, however many chunks it has.
-TEXT_DIGESTS = """
-    SELECT DISTINCT source_id::text, text_digest
+# A text has one digest and one language, however many chunks it has.
+TEXTS = """
+    SELECT DISTINCT source_id::text, text_digest, language
     FROM {table}
     WHERE source_id = ANY(%(source_pks)b::text[]::{key}[])
       AND space_id = ANY(%(space_ids)s::bigint[])
@@ -60,6 +61,37 @@ TAKE_BACK = """
     RETURNING id
 """
 
+WORDS = """
+    SELECT id, source_id::text, space_id, language, passage IS NOT NULL
+    FROM {table}
+    WHERE id > %(after)s
+    ORDER BY id
+    LIMIT %(limit)s
+"""
+
+# Words are made from the passage beside them. SKIP LOCKED: rows that an open transaction has
+# locked are being replaced or deleted by that one.
+MEND = """
+    UPDATE {table} AS chunk
+    SET
+        fulltext = to_tsvector(mended.language::regconfig, chunk.passage),
+        language = mended.language
+    FROM unnest(%(ids)s::bigint[], %(languages)s::text[]) AS mended(id, language)
+    WHERE chunk.id = mended.id
+      AND chunk.id = ANY(ARRAY(
+        SELECT id
+        FROM {table}
+        WHERE id = ANY(%(ids)s::bigint[])
+        FOR UPDATE SKIP LOCKED
+      ))
+    RETURNING chunk.id
+"""
+
+ENDS = """
+    SELECT min(id), max(id)
+    FROM {table}
+"""
+
 RENAME_STAGED = """
     WITH former AS (
         DELETE FROM pgembed_staging
@@ -73,12 +105,43 @@ RENAME_STAGED = """
 """
 
 
-def text_digests(
+class Words(NamedTuple):
+    """Of a stored chunk, what its words are made of and with. No ``language``: it has none."""
+
+    id: int
+    source_pk: str
+    space_id: int
+    language: str | None
+    has_passage: bool
+
+
+def texts(
     spec: Spec, source_pks: Sequence[str], space_ids: Sequence[int], *, using: str
-) -> Iterable[tuple[str, bytes]]:
-    """Return the digests of the texts whose chunks are stored in these spaces, by source_pk."""
+) -> Iterable[tuple[str, bytes, str | None]]:
+    """Return source_pk, digest and language of the texts whose chunks are in these spaces."""
     wanted = {"source_pks": list(source_pks), "space_ids": list(space_ids)}
-    return store.send(spec, TEXT_DIGESTS, using=using, **wanted)()
+    return store.send(spec, TEXTS, using=using, **wanted)()
+
+
+def words(spec: Spec, *, after: int, limit: int, using: str) -> list[Words]:
+    """Return the next chunks in the order of their ids, of all spaces."""
+    found = store.send(spec, WORDS, using=using, after=after, limit=limit)
+    return [Words(*row) for row in found()]
+
+
+def mend(spec: Spec, languages: Mapping[int, str | None], *, using: str) -> int:
+    """Make the words of chunks again with these configurations. Return of how many.
+
+    Those that others have locked are left.
+    """
+    wanted = {"ids": [*languages], "languages": [*languages.values()]}
+    return len(store.send(spec, MEND, using=using, **wanted)())
+
+
+def ends(spec: Spec, *, using: str) -> tuple[int, int] | None:
+    """Return the lowest and the highest id of the chunks, or None if there are none."""
+    [[first, last]] = store.send(spec, ENDS, using=using)()
+    return None if first is None else (first, last)
 
 
 def unstage_all(spec: str, *, using: str) -> None:

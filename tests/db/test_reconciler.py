@@ -177,10 +177,10 @@ def test_texts_that_take_long_to_make_keep_no_migration_waiting_for_all_of_them(
     page = reconcile.reconcile_page(product, ScanCursor.Scan.STALE, using="default")
 
     assert (page.enqueued, page.is_last) == (1, False)
-    assert ScanCursor.objects.get(spec=product.key).cursor == str(products[0].pk)
+    assert ScanCursor.objects.get(spec=product.key, scan="stale").cursor == str(products[0].pk)
     maintenance = Maintenance({product.key: product})
     assert [maintenance.upkeep.look_for_stale_rows() for _ in range(3)] == [1, 1, 1]
-    assert ScanCursor.objects.get(spec=product.key).cursor is None
+    assert ScanCursor.objects.get(spec=product.key, scan="stale").cursor is None
 
 
 def test_specs_are_compared_one_at_a_time_as_saved_rows_wait_meanwhile(run_jobs):

@@ -9,17 +9,14 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from django.db.models import Count, F, Prefetch, Value
-from django.db.models.expressions import RawSQL
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import Results, SearchManager, SearchQuerySet, search, similar_to
-from pgembed_django.declaration import specs
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
-from pgembed_django.ops import status
 from pgembed_django.queue.work import Work
-from pgembed_django.retrieval import fusion, query_vectors, statistics
+from pgembed_django.retrieval import query_vectors
 from pgembed_django.retrieval import results as results_of
 from pgembed_django.testing import without_triggers
 from tests.app.models import (
@@ -63,44 +60,6 @@ def test_lexical_finds_words_in_any_of_their_forms(make_article, run_jobs):
     assert titles(results) == ["Swimming"]
     assert results.ranking == "lexical"
     assert not results.degraded
-
-
-def test_another_language_than_the_texts_were_stored_with_is_told(make_article, run_jobs, settings):
-    article = make_article(title="Swimming", contents="A trout swims in the river.")
-    run_jobs()
-    assert search(Article, "swimming").note == ""
-    told = "another full-text configuration than PGEMBED_TEXT_SEARCH_CONFIG"
-    assert told not in _reason()
-
-    settings.PGEMBED_TEXT_SEARCH_CONFIG = "simple"
-
-    for mode in ("hybrid", "lexical"):
-        assert search(Article, "swims", mode=mode).note == fusion.OTHER_LANGUAGE
-    assert titles(search(Article, "swims", mode="lexical")) == []
-    assert search(Article, "swims", mode="semantic").note == ""
-    assert told in _reason()
-
-    ArticleEmbedding.objects.update(
-        fulltext=RawSQL("to_tsvector('simple', passage)", [])  # as the documentation says
-    )
-    statistics.forget()
-
-    results = search(Article, "swims", mode="lexical")
-    assert (list(results), results.note) == ([article], "")
-    assert told not in _reason()
-
-
-def test_nothing_is_told_of_the_language_of_texts_that_are_not_stored(run_jobs, settings):
-    Product.objects.create(title="Swimming trousers")
-    run_jobs()
-    settings.PGEMBED_TEXT_SEARCH_CONFIG = "simple"
-
-    assert search(Product, "swimming", name="ProductTitle").note == ""
-
-
-def _reason() -> str:
-    [seen] = status.overview(using="default", specs=specs.of(Article)).specs
-    return seen.verdict.reason
 
 
 def test_lexical_ranks_more_of_the_words_higher(make_article, run_jobs):

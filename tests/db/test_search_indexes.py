@@ -373,7 +373,7 @@ def test_what_a_width_is_ordered_by_is_what_it_is_indexed_by(space, dimensions, 
             f"(({index.of('embedding')}) {index.kind.operators}) WHERE space_id = {wide.pk}"
         )
         cursor.execute("SET LOCAL enable_sort = off")
-    survey = Survey(wide, Words({}), vector_index=index, chunks=60.0)
+    survey = Survey(wide, Words({}, "english"), vector_index=index, chunks=60.0)
     both = retrievers.of(targets.of(Article, name=None), survey, within=False)
     depth = retrievers.Depth(results=10, rows=20)
 

@@ -20,7 +20,12 @@ def cut(*texts: str) -> list[Chunk]:
     return chunks
 
 
-def kept(*texts: str, text_digest: bytes = OLD, has_vector: bool = True) -> list[StoredChunk]:
+def kept(
+    *texts: str,
+    text_digest: bytes = OLD,
+    has_vector: bool = True,
+    language: str | None = None,
+) -> list[StoredChunk]:
     """Return these texts as stored rows, with ids from 100 on."""
     return [
         StoredChunk(
@@ -31,6 +36,7 @@ def kept(*texts: str, text_digest: bytes = OLD, has_vector: bool = True) -> list
             chunk.digest,
             text_digest,
             has_vector and bool(chunk.text),
+            language,
         )
         for chunk in cut(*texts)
     ]
@@ -58,6 +64,16 @@ def test_a_changed_recipe_with_the_same_chunks_embeds_none():
     made = make_plan(cut("a", "b"), NEW, stored=kept("a", "b"))
 
     assert (made.embed, texts(made.insert), made.drop) == ((), ["a", "b"], (100, 101))
+
+
+def test_another_language_with_the_same_chunks_embeds_none():
+    stored = kept("a", "b", text_digest=NEW, language="english")
+
+    assert make_plan(cut("a", "b"), NEW, stored=stored, language="english").is_fresh
+    made = make_plan(cut("a", "b"), NEW, stored=stored, language="german")
+
+    assert (made.embed, texts(made.insert), made.drop) == ((), ["a", "b"], (100, 101))
+    assert made.language == "german"
 
 
 def test_one_changed_chunk_is_embedded_alone():

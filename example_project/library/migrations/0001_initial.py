@@ -47,6 +47,7 @@ class Migration(migrations.Migration):
                 ('text_digest', models.BinaryField()),
                 ('embedding', pgvector.django.vector.VectorField(null=True)),
                 ('fulltext', django.contrib.postgres.search.SearchVectorField(null=True)),
+                ('language', models.TextField(null=True)),
                 ('was_cut', models.BooleanField(db_default=False)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],

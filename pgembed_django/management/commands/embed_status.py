@@ -157,6 +157,8 @@ def lines(
                 what = "searched" if space.is_active else "building"
                 made = f"space {space.id}, {space.model}, {space.dimensions} dimensions"
                 yield f"  {what}   {made}: {space.coverage or 'coverage unknown'}{_eta(space)}"
+        if spec.words is not None:
+            yield f"  words      about {spec.words:.0%} in the declared language"
         yield f"  waiting    {_waiting(spec)}"
         yield f"  speed      {_speed(spec, 'rows', 'write to vector')}{_eta(spec)}"
         dismissed = f"; {spec.dismissed} dismissed" if spec.dismissed else ""
