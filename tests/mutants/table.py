@@ -108,6 +108,15 @@ MUTANTS = [
         "if True else 0.0",
         "db/test_enqueue.py::test_a_worker_finds_them_at_once_if_it_claims_nothing",
     ),
+    Mutant(
+        "I1",
+        "language-unwatched",
+        "declaration/specs.py",
+        "dict.fromkeys((*self.fields, *language))",
+        "dict.fromkeys(self.fields)",
+        "db/test_languages.py::"
+        "test_a_changed_language_alone_changes_the_words_and_asks_no_provider",
+    ),
     # I2: the application's transactions never fail or wait because of us.
     Mutant(
         "I2",
@@ -162,6 +171,16 @@ MUTANTS = [
         "SELECT {function}(%(spec)s, %(path)s, %(source_pks)s::text[])",
         "SELECT pgembed_enqueue_all_v1(%(spec)s, %(source_pks)s::text[], length(%(path)s))",
         "db/test_enqueue.py::TestBesideWriters::test_none_of_these_rows_waits_for_its_end",
+    ),
+    Mutant(
+        "I2",
+        "words-wait-for-writers",
+        "spaces/stored.py",
+        """        WHERE id = ANY(%(ids)s::bigint[])
+        FOR UPDATE SKIP LOCKED""",
+        """        WHERE id = ANY(%(ids)s::bigint[])
+        FOR UPDATE""",
+        "db/test_languages.py::TestWriters::test_a_page_does_not_wait_for_a_writer",
     ),
     # I3: only the holder writes.
     Mutant(
@@ -348,9 +367,27 @@ MUTANTS = [
         "I10",
         "stale-stays",
         "spaces/reconcile.py",
-        "if digest != texts[key]",
+        "if (digest, language) != (texts[key], languages.get(key))",
         "if not digest",
         "db/test_reconciler.py::test_one_reconcile_mends_all_that_went_past_the_triggers",
+    ),
+    Mutant(
+        "I10",
+        "language-unseen",
+        "spaces/reconcile.py",
+        "if (digest, language) != (texts[key], languages.get(key))",
+        "if digest != texts[key]",
+        "db/test_languages.py::"
+        "test_the_deep_reconciler_finds_a_language_that_was_written_past_the_triggers",
+    ),
+    Mutant(
+        "I10",
+        "words-passed-over",
+        "spaces/words.py",
+        "        return Look(after)\n",
+        "        return Look(chunks[-1].id if len(chunks) == max(rows, 1) else None)\n",
+        "db/test_languages.py::"
+        "test_a_language_that_changes_while_the_former_is_mended_is_not_missed",
     ),
     Mutant(
         "I10",
