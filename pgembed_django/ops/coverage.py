@@ -13,8 +13,8 @@ from psycopg import sql
 
 from pgembed_django.core import database, postgres
 from pgembed_django.declaration.specs import Spec
-from pgembed_django.models import ScanCursor, Space
-from pgembed_django.spaces import Coverage, is_empty, is_found, reconcile, words
+from pgembed_django.models import Space
+from pgembed_django.spaces import Coverage, is_empty, is_found, words
 from pgembed_django.triggers import installed
 
 BUDGET = 20_000
@@ -47,7 +47,13 @@ TABLES = """
                     AND tgname = name
                     AND tgenabled::text = ANY(%(fires)s)
               )
-        ) AS silent_triggers
+        ) AS silent_triggers,
+        (
+            SELECT finished_recipe
+            FROM pgembed_scancursor AS words
+            WHERE words.spec = wanted.spec
+              AND scan = 'words'
+        ) AS words_recipe
     FROM (SELECT) AS one
     -- Without specs, one row that only has the time.
     LEFT JOIN LATERAL (
@@ -91,7 +97,8 @@ class Table(NamedTuple):
     """A spec's source table. ``is_there`` is false if the spec's tables are not migrated.
 
     ``rows`` is an estimate by the planner's statistics, or a guess if there are none.
-    ``silent_triggers`` counts the triggers that are missing or disabled.
+    ``silent_triggers`` counts the triggers that are missing or disabled. ``words_recipe`` is how
+    the words of all texts were last made: None if no worker has started yet.
     """
 
     is_there: bool
@@ -99,6 +106,7 @@ class Table(NamedTuple):
     rows: float
     has_statistics: bool
     silent_triggers: int
+    words_recipe: str | None
 
 
 COLUMNS = ("pgembed_first", "pgembed_second")
@@ -121,8 +129,10 @@ def read_tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[st
     )
     now: datetime = found[0][1]
     return now, {
-        key: Table(is_there, is_locked, pages * (per_page or ROWS_PER_PAGE), bool(per_page), silent)
-        for key, _, is_there, is_locked, pages, per_page, silent in found
+        key: Table(
+            is_there, is_locked, pages * (per_page or ROWS_PER_PAGE), bool(per_page), *others
+        )
+        for key, _, is_there, is_locked, pages, per_page, *others in found
         if key is not None
     }
 
@@ -177,10 +187,11 @@ def read_words(specs: Sequence[Spec], of: Mapping[str, Table], *, using: str) ->
 
     By spec key, without those that have followed it, and those whose tables are missing or locked.
     """
-    under_way = reconcile.under_way(specs, using=using)
     found = {}
-    for spec, scans in under_way.items():
-        if ScanCursor.Scan.WORDS in scans and of[spec.key].is_there and not of[spec.key].is_locked:
+    for spec in specs:
+        table = of[spec.key]
+        is_behind = table.words_recipe not in {None, spec.words_recipe}
+        if is_behind and table.is_there and not table.is_locked:
             with suppress(database.Busy), database.giving_way(using):
                 found[spec.key] = words.share(spec, using=using)
     return found
