@@ -52,7 +52,8 @@ def is_missed(lines: Mapping[str, Mapping[str, float]]) -> bool:
 
 def _compare(name: str, texts: Sequence[str]) -> dict[str, float]:
     from benchmarks.app.models import Article
-    from pgembed_django.retrieval import fusion, retrievers, statistics as read, targets
+    from pgembed_django.retrieval import fusion, retrievers, targets
+    from pgembed_django.retrieval import statistics as read
 
     seconds: dict[str, list[float]] = {"BM25": [], "ts_rank": []}
     target = targets.of(Article, name=None)

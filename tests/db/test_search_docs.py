@@ -24,7 +24,7 @@ def view() -> Any:
         if "JsonResponse" in code
     ]
     names: dict[str, Any] = {}
-    exec(example.replace("articles.models", "tests.app.models"), names)
+    exec(example.replace("blog.models", "tests.app.models"), names)
     return names["search_articles"]
 
 
