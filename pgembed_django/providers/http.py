@@ -1,4 +1,4 @@
-"""The base class of HTTP providers: options, secrets, and the meaning of answers."""
+"""What is asked over HTTP: options, secrets, and the meaning of answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers import answers, connections, errors
 from pgembed_django.providers.answers import Vector, Vectors
-from pgembed_django.providers.base import Provider
+from pgembed_django.providers.base import Options, Provider
 from pgembed_django.providers.connections import Answer, Client
 
 MAX_WAIT_SECONDS: Final = 600.0
@@ -29,63 +29,37 @@ LIKE_THIS: Final = 'Set it to something like "http://host:8080"'
 _SECRET_HEADER: Final = re.compile(r"auth|key|token|secret|cookie|passw|credential", re.IGNORECASE)
 
 
-class ServerProvider(Provider):
-    """A provider over HTTP. A subclass implements ``embed_within``."""
+class Server(Options):
+    """The part of a provider, or of a reranker, that is about its server."""
 
+    setting = "PGEMBED_PROVIDERS"
     quotes_no_text = True
+    alias: str
+    clock: Callable[[], float]
 
     def __init__(
         self,
         *,
         base_url: str,
-        timeout_seconds: float = 60,
         connect_timeout_seconds: float = 5,
-        query_timeout_seconds: float = 10,
         api_key_env: str | None = None,
         headers: Mapping[str, str] | None = None,
         header_envs: Mapping[str, str] | None = None,
-        send_dimensions: bool = False,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.send_dimensions = self.flag("send_dimensions", send_dimensions)
-        if self.send_dimensions and self.truncate_dimensions:
-            raise self.wrong(
-                "truncate_dimensions",
-                True,
-                "Leave it out, or send_dimensions: either the server shortens vectors, or we do",
-            )
         self._plain_headers = dict(self.mapping("headers", headers))
         self._header_envs = dict(self.mapping("header_envs", header_envs))
         self._api_key_env = api_key_env
         given = [] if api_key_env is None else [api_key_env]
         self._secret_names = [*given, *self._header_envs.values()]
         self._refuse_secrets(base_url)
-        self.timeout_seconds = self.seconds("timeout_seconds", timeout_seconds)
-        self.query_timeout_seconds = self.seconds("query_timeout_seconds", query_timeout_seconds)
         connect_seconds = self.seconds("connect_timeout_seconds", connect_timeout_seconds)
         self._not_before = self.clock()
         self.client = Client(
             base_url, connect_timeout_seconds=connect_seconds, headers=self._headers
         )
         self.base_url = self.client.base_url
-
-    @abstractmethod
-    def embed_within(self, texts: Sequence[str], *, timeout_seconds: float) -> Vectors:
-        """Do what ``embed_batch`` does, within ``timeout_seconds``."""
-
-    def embed_batch(self, texts: Sequence[str]) -> Vectors:
-        return self.embed_within(texts, timeout_seconds=self.timeout_seconds)
-
-    def embed_query(self, text: str, *, timeout_seconds: float | None = None) -> Vector:
-        # All requests together: a text that is too long takes several.
-        with connections.within(timeout_seconds or self.query_timeout_seconds):
-            return super().embed_query(text, timeout_seconds=timeout_seconds)
-
-    def embed_query_batch(self, texts: Sequence[str], *, timeout_seconds: float | None) -> Vectors:
-        return self.embed_within(
-            texts, timeout_seconds=timeout_seconds or self.query_timeout_seconds
-        )
 
     @property
     def connection(self) -> object | None:
@@ -158,10 +132,7 @@ class ServerProvider(Provider):
             errors.reason_of(answer.body),
             # Of "Basic …", a server may quote what comes after the scheme.
             secrets=[part for secret in secrets for part in (secret, secret.rpartition(" ")[2])],
-            texts=[
-                text.removeprefix(self.document_prefix).removeprefix(self.query_prefix)
-                for text in texts
-            ],
+            texts=texts,
         )
 
     def _headers(self) -> dict[str, str]:
@@ -175,8 +146,8 @@ class ServerProvider(Provider):
         secret = os.environ.get(name, "").strip()
         if not secret:
             raise ProviderMisconfigured(
-                f"The environment variable {name}, which PGEMBED_PROVIDERS[{self.alias!r}] names, "
-                "is not set."
+                f"The environment variable {name}, which {self.setting}[{self.alias!r}] names, is "
+                "not set."
             )
         if not secret.isascii() or not secret.isprintable():
             raise ProviderMisconfigured(
@@ -189,8 +160,8 @@ class ServerProvider(Provider):
         # Looked for in the whole: without a scheme, no part of it counts as the user.
         if any(mark in str(base_url) for mark in "@?#"):
             raise ImproperlyConfigured(
-                "base_url holds a user, a password, a query or a fragment, which would be stored "
-                "in the database. Use api_key_env or header_envs, which name environment variables."
+                "base_url holds a user, a password, a query or a fragment, which may be secret. "
+                "Use api_key_env or header_envs, which name environment variables."
             )
         try:
             parts = urlsplit(self.string("base_url", base_url))
@@ -202,7 +173,7 @@ class ServerProvider(Provider):
         return parts
 
     def _refuse_secrets(self, base_url: str) -> None:
-        """Refuse secrets in OPTIONS, which are stored in the database with the space.
+        """Refuse secrets in OPTIONS: a provider's are stored in the database with the space.
 
         The errors do not quote the values.
         """
@@ -216,7 +187,7 @@ class ServerProvider(Provider):
                 )
             if _SECRET_HEADER.search(header) or errors.has_secret(str(value)):
                 raise ImproperlyConfigured(
-                    f"headers holds {header!r}, which would be stored in the database. "
+                    f"headers holds {header!r}, which may be secret. "
                     "Put the name of an environment variable into header_envs instead."
                 )
         for name in self._secret_names:
@@ -227,6 +198,53 @@ class ServerProvider(Provider):
                 raise ImproperlyConfigured(
                     "api_key_env and header_envs take names of environment variables, not secrets."
                 )
+
+
+class ServerProvider(Server, Provider):
+    """A provider over HTTP. A subclass implements ``embed_within``."""
+
+    def __init__(
+        self,
+        *,
+        timeout_seconds: float = 60,
+        query_timeout_seconds: float = 10,
+        send_dimensions: bool = False,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        self.send_dimensions = self.flag("send_dimensions", send_dimensions)
+        if self.send_dimensions and self.truncate_dimensions:
+            raise self.wrong(
+                "truncate_dimensions",
+                True,
+                "Leave it out, or send_dimensions: either the server shortens vectors, or we do",
+            )
+        self.timeout_seconds = self.seconds("timeout_seconds", timeout_seconds)
+        self.query_timeout_seconds = self.seconds("query_timeout_seconds", query_timeout_seconds)
+
+    @abstractmethod
+    def embed_within(self, texts: Sequence[str], *, timeout_seconds: float) -> Vectors:
+        """Do what ``embed_batch`` does, within ``timeout_seconds``."""
+
+    def embed_batch(self, texts: Sequence[str]) -> Vectors:
+        return self.embed_within(texts, timeout_seconds=self.timeout_seconds)
+
+    def embed_query(self, text: str, *, timeout_seconds: float | None = None) -> Vector:
+        # All requests together: a text that is too long takes several.
+        with connections.within(timeout_seconds or self.query_timeout_seconds):
+            return super().embed_query(text, timeout_seconds=timeout_seconds)
+
+    def embed_query_batch(self, texts: Sequence[str], *, timeout_seconds: float | None) -> Vectors:
+        return self.embed_within(
+            texts, timeout_seconds=timeout_seconds or self.query_timeout_seconds
+        )
+
+    def _quote(self, answer: Answer, texts: Iterable[str]) -> str:
+        plain = [
+            text.removeprefix(self.document_prefix).removeprefix(self.query_prefix)
+            for text in texts
+        ]
+        return super()._quote(answer, plain)
 
 
 def wait_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
