@@ -101,6 +101,9 @@ class Options:
             raise self.wrong(option, value, f"Set it to seconds above zero, up to {ENDLESS:,}")
         return value
 
+    def close(self) -> None:
+        """Close the connections. It may be used again."""
+
 
 class Provider(Options, ABC):
     """One model of one server or library. Threads share it, so it must be thread-safe.
@@ -372,9 +375,6 @@ class Provider(Options, ABC):
         Raises:
             ProviderError: it cannot be loaded.
         """
-
-    def close(self) -> None:
-        """Close the connections. The provider may be used again."""
 
     def __str__(self) -> str:
         return f"{self.model} (provider {self.alias!r})"
