@@ -32,13 +32,12 @@ from pgembed_django.models import Space
 from pgembed_django.providers import answers, connections, recognition
 from pgembed_django.providers.base import Vector
 from pgembed_django.providers.recognition import AnotherModel, Known
+from pgembed_django.retrieval.outages import Outages
 
 Value = TypeVar("Value")
 
 MOST_KEPT = 256
 THREADS = 8
-REST_SECONDS = 5.0
-"""How long not to ask a provider that did not answer, so that searches do not wait for it."""
 
 LOADING_SECONDS = 10.0
 """How long after a model began to load searches wait for it. Later ones go by words at once."""
@@ -136,7 +135,7 @@ class QueryVectors:
         self._kept: OrderedDict[Key, Vector] = OrderedDict()
         self._known: dict[tuple[str | None, int], Known] = {}
         self._coming: dict[tuple[Server, str], Future[Vector]] = {}
-        self._resting: dict[Server, float] = {}
+        self._outages = Outages()
         self._loadings: dict[Server, Loading] = {}
         self._threads: Threads | None = None
 
@@ -162,7 +161,7 @@ class QueryVectors:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return _answered(self._kept[key])
-            if self._resting.get(server, 0.0) > time.monotonic():
+            if self._outages.is_resting(server):
                 return _failed(ProviderUnavailable(f"{space.model} did not answer a moment ago."))
             if (server, text) in self._coming:
                 return self._coming[server, text]
@@ -226,20 +225,14 @@ class QueryVectors:
         with self._lock:
             self._kept.clear()
             self._coming.clear()
-            self._resting.clear()
             self._loadings.clear()
+        self._outages.clear()
 
     def failed(self, space: Space, error: ProviderError) -> None:
         """Log an error, once per outage. While a provider is down, let it rest."""
-        if isinstance(error, ProviderUnavailable):
-            server, now = _server(space), time.monotonic()
-            with self._lock:
-                is_known = self._resting.get(server, 0.0) > now
-                self._resting[server] = now + REST_SECONDS
-            if is_known:
-                return
-        message = clean(str(error))
-        events.tell(events.QUERY_NOT_EMBEDDED, model=space.model, error=message)
+        if self._outages.is_news(_server(space), error):
+            message = clean(str(error))
+            events.tell(events.QUERY_NOT_EMBEDDED, model=space.model, error=message)
 
     def _embed(self, space: Space, known: Known | None, text: str, seconds: float) -> Vector:
         """Embed a query, and see whether the model is the space's. Runs in a thread."""
@@ -275,7 +268,7 @@ class QueryVectors:
                 return  # it was asked for before ``clear`` was called
             del self._coming[server, text]
             if done.exception() is None:
-                self._resting.pop(server, None)
+                self._outages.ended(server)
                 self._kept[_key(space, text)] = done.result()
                 while len(self._kept) > MOST_KEPT:
                     self._kept.popitem(last=False)

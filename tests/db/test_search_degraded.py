@@ -272,7 +272,7 @@ def test_a_model_that_cannot_be_loaded_is_one_warning_and_is_loaded_again(
     )
     in_process.is_broken = False
     in_process.may_load.set()
-    query_vectors.vectors._resting.clear()
+    query_vectors.vectors._outages.clear()
     assert search(Article, "trout", mode="semantic").ranking == "semantic"
 
 
