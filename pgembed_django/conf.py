@@ -43,6 +43,9 @@ class Settings:
     providers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By alias: a dict of BACKEND (dotted path), MODEL, DIMENSIONS, OPTIONS and quotas."""
 
+    rerankers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By alias, for ``search(rerank=)``: a dict of BACKEND (dotted path), MODEL and OPTIONS."""
+
     lease_seconds: float = 600
     """How long a claim is valid without a heartbeat. Heartbeats are sent every third of it."""
 

@@ -42,6 +42,7 @@ IDS = {
     "pgembed.E024": "TASKS names our backend, and pgembed_django is not in INSTALLED_APPS.",
     "pgembed.E025": "The database that tasks are kept in is not PostgreSQL.",
     "pgembed.E026": "QUEUES or OPTIONS of a backend in TASKS are unknown or unusable.",
+    "pgembed.E027": "A reranker in PGEMBED_RERANKERS is unusable, for instance its BACKEND.",
     "pgembed.W001": "The job table is unlogged: a crash of the server empties it.",
     "pgembed.W002": "pgtrigger is told to keep triggers out of migrations.",
     "pgembed.W003": "Our tables are missing where an embeddable model has its own.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pgtrigger.features
@@ -11,7 +11,7 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 from django.core.exceptions import ImproperlyConfigured
 
-from pgembed_django import conf, providers
+from pgembed_django import conf, providers, rerankers
 from pgembed_django.contrib import tracing
 from pgembed_django.declaration import specs
 
@@ -20,7 +20,13 @@ NEEDED_APPS = ("pgtrigger", "django.contrib.postgres")
 
 def check_settings(**_: Any) -> list[CheckMessage]:
     """Return the faults of INSTALLED_APPS, of our settings and of those of other apps."""
-    return [*_settings(), *_providers(), *_caches()]
+    declared = conf.current()
+    return [
+        *_settings(),
+        *_declared("PGEMBED_PROVIDERS", declared.providers, providers.get, id="pgembed.E003"),
+        *_declared("PGEMBED_RERANKERS", declared.rerankers, rerankers.get, id="pgembed.E027"),
+        *_caches(),
+    ]
 
 
 def _settings() -> Iterator[CheckMessage]:
@@ -45,23 +51,28 @@ def _settings() -> Iterator[CheckMessage]:
         )
 
 
-def _providers() -> Iterator[CheckMessage]:
-    settings: object = conf.current().providers
-    if not isinstance(settings, Mapping):
+def _declared(
+    name: str,
+    setting: object,
+    get: Callable[[str], object],
+    *,
+    id: str,  # noqa: A002
+) -> Iterator[CheckMessage]:
+    if not isinstance(setting, Mapping):
         yield Error(
-            "PGEMBED_PROVIDERS is not a dict.",
+            f"{name} is not a dict.",
             hint="Set it to a dict of aliases, in the shape of DATABASES.",
-            id="pgembed.E003",
+            id=id,
         )
         return
-    for alias in settings:
+    for alias in setting:
         try:
-            providers.get(alias)
+            get(alias)
         except ImproperlyConfigured as error:
             # The last sentence of such a message says what to do.
             what, _, remedy = str(error).rpartition(". ")
             message, hint = (f"{what}.", remedy) if what else (remedy, None)
-            yield Error(message, hint=hint, id="pgembed.E003")
+            yield Error(message, hint=hint, id=id)
 
 
 def _caches() -> Iterator[CheckMessage]:

@@ -24,6 +24,7 @@ from pgembed_django.providers import errors
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
+    from pgembed_django.rerankers.base import Reranker
 
 try:
     import simdjson
@@ -173,8 +174,8 @@ def checked(
 
 
 @contextmanager
-def provider_errors(provider: Provider, *, texts: Sequence[str] = ()) -> Iterator[None]:
-    """Convert other errors to ``ProviderError``: a project's own provider may raise anything.
+def provider_errors(provider: Provider | Reranker, *, texts: Sequence[str] = ()) -> Iterator[None]:
+    """Convert other errors to ``ProviderError``: a project's own class may raise anything.
 
     Its messages quote none of the ``texts``.
     """

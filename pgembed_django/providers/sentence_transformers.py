@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.core.threads import fork_safe_lock
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
-from pgembed_django.providers.base import Provider, Vectors
+from pgembed_django.providers.base import Options, Provider, Vectors
 
 WEIGHTS: Final = {".safetensors", ".bin", ".onnx", ".pt"}
 
@@ -27,14 +27,16 @@ class _Loaded(NamedTuple):
     """A loaded model. It computes one batch at a time: batches would share the device's memory."""
 
     model: Any
-    encoding: threading.RLock
+    computing: threading.RLock
 
 
-class SentenceTransformerProvider(Provider):
-    """A model given by name or path, loaded at first use, once per process.
+class InProcess(Options):
+    """A model of the library, given by name or path, loaded at first use, once per process."""
 
-    The model would silently cut long texts, so they are cut first, with its own tokenizer.
-    """
+    kind = "SentenceTransformer"
+    """Which class of the library loads it."""
+
+    model: str
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class SentenceTransformerProvider(Provider):
         super().__init__(**common)
         self._revision = self.optional(self.name, "revision", revision)
         self._arguments = (
+            self.kind,
             self.model,
             self.optional(self.name, "device", device),
             self.flag("trust_remote_code", trust_remote_code),
@@ -60,17 +63,18 @@ class SentenceTransformerProvider(Provider):
                 'It comes with pip install "pgembed-django[sentence-transformers]".'
             )
 
-    @property
-    def max_input_tokens(self) -> int | None:
-        return super().max_input_tokens or getattr(self._loaded().model, "max_seq_length", None)
+    def compute(self, method: str, texts: Sequence[Any], *, batch_size: int) -> Any:
+        """Return what a method of the model answers for some texts, or pairs of them.
 
-    def embed_batch(self, texts: Sequence[str]) -> Vectors:
+        Raises:
+            ProviderError: it failed.
+        """
         loaded = self._loaded()
         try:
-            with loaded.encoding:
-                answer = loaded.model.encode(
+            with loaded.computing:
+                return getattr(loaded.model, method)(
                     list(texts),
-                    batch_size=self.batch_size,
+                    batch_size=batch_size,
                     show_progress_bar=False,
                     convert_to_numpy=True,
                 )
@@ -78,6 +82,30 @@ class SentenceTransformerProvider(Provider):
             # For instance, the device is out of memory, or the tokenizer rejects a text.
             # Not chained: the message may contain the text.
             raise ProviderError(f"{self} failed with {type(error).__name__}.") from None
+
+    def _loaded(self) -> _Loaded:
+        try:
+            with _loading:
+                return _load(*self._arguments)
+        except (OSError, ValueError) as error:
+            raise ProviderMisconfigured(
+                f"sentence-transformers cannot load the model {self.model!r}: "
+                f"{type(error).__name__}. Is the name or the path right?"
+            ) from error
+
+
+class SentenceTransformerProvider(InProcess, Provider):
+    """A model that embeds.
+
+    It would silently cut long texts, so they are cut first, with its own tokenizer.
+    """
+
+    @property
+    def max_input_tokens(self) -> int | None:
+        return super().max_input_tokens or getattr(self._loaded().model, "max_seq_length", None)
+
+    def embed_batch(self, texts: Sequence[str]) -> Vectors:
+        answer = self.compute("encode", texts, batch_size=self.batch_size)
         return np.asarray(answer, dtype=np.float32)
 
     def warm_up(self) -> None:
@@ -107,16 +135,6 @@ class SentenceTransformerProvider(Provider):
         # Tokenizing twice would cost more than a batch of the wrong size.
         return len(text) // 4 + 1
 
-    def _loaded(self) -> _Loaded:
-        try:
-            with _loading:
-                return _load(*self._arguments)
-        except (OSError, ValueError) as error:
-            raise ProviderMisconfigured(
-                f"sentence-transformers cannot load the model {self.model!r}: "
-                f"{type(error).__name__}. Is the name or the path right?"
-            ) from error
-
 
 @cache
 def _digest(files: tuple[tuple[Path, int, int], ...]) -> str | None:
@@ -132,6 +150,7 @@ def _digest(files: tuple[tuple[Path, int, int], ...]) -> str | None:
 
 @cache
 def _load(
+    kind: str,
     model: str,
     device: str | None,
     trust_remote_code: bool,
@@ -140,11 +159,11 @@ def _load(
 ) -> _Loaded:
     # Imported by name, so that type checking does not need the extra installed.
     library = importlib.import_module("sentence_transformers")
-    loaded = library.SentenceTransformer(
+    loaded = getattr(library, kind)(
         model,
         device=device,
         trust_remote_code=trust_remote_code,
         local_files_only=local_files_only,
         revision=revision,
     )
-    return _Loaded(loaded, encoding=fork_safe_lock())
+    return _Loaded(loaded, computing=fork_safe_lock())

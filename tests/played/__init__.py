@@ -1,4 +1,4 @@
-"""Servers played on a real socket, as they answer in the wild: Ollama, and OpenAI's many kin.
+"""Servers played on a real socket, as they answer in the wild: Ollama, OpenAI's kin, rerankers.
 
 Only the far side is played. Their vectors come from the text alone, so that a test sees
 whether each text got its own.
@@ -25,6 +25,7 @@ from tests.played.replies import (
     reply,
     vector_of,
 )
+from tests.played.reranking import Reranking
 from tests.played.server import Server, serving
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Ollama",
     "OpenAI",
     "Reply",
+    "Reranking",
     "Seen",
     "Server",
     "making",

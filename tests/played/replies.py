@@ -33,7 +33,10 @@ class Seen:
 
 def texts_of(seen: Seen) -> list[str]:
     payload = seen.payload
-    return payload["input"] if "input" in payload else [payload["prompt"]]
+    for name in ("input", "documents", "texts"):
+        if name in payload:
+            return payload[name]
+    return [payload["prompt"]]
 
 
 def reply(value: object, status: int = 200, **headers: str) -> Reply:

@@ -228,6 +228,27 @@ def test_providers_that_are_no_dict_are_named(settings, value):
     assert message.hint == "Set it to a dict of aliases, in the shape of DATABASES."
 
 
+def test_a_reranker_that_cannot_be_built_is_named(settings):
+    config = {"BACKEND": "pgembed_django.rerankers.http.HttpReranker", "MODEL": "m"}
+    settings.PGEMBED_RERANKERS = {"best": {**config, "OPTIONS": {"base_url": "localhost"}}}
+
+    assert texts(check_settings()) == [
+        (
+            "pgembed.E027",
+            "PGEMBED_RERANKERS['best']: base_url is 'localhost'.",
+            'Set it to something like "http://host:8080".',
+        )
+    ]
+
+
+def test_rerankers_that_are_no_dict_are_named(settings):
+    settings.PGEMBED_RERANKERS = ["best"]
+
+    [message] = check_settings()
+
+    assert (message.id, message.msg) == ("pgembed.E027", "PGEMBED_RERANKERS is not a dict.")
+
+
 def test_triggers_kept_out_of_migrations_are_a_warning(settings):
     settings.PGTRIGGER_MIGRATIONS = False
 

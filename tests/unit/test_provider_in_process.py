@@ -1,4 +1,5 @@
-"""The providers that need no server: WordLlama for real, sentence-transformers stood in for."""
+"""What needs no server: WordLlama for real, sentence-transformers for real where it is installed,
+and else stood in for."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.sentence_transformers import SentenceTransformerProvider
 from pgembed_django.providers.wordllama import WordLlamaProvider
+from pgembed_django.rerankers.cross_encoder import CrossEncoderReranker
 
 STAND_IN = '''
 """Stands in for the library: it needs torch."""
@@ -44,6 +46,16 @@ class SentenceTransformer:
         if "explode" in texts:
             raise RuntimeError("CUDA out of memory: explode")
         return np.array([[len(text), 1.0] for text in texts])
+
+
+class CrossEncoder:
+    def __init__(self, name, **arguments):
+        loaded.append((name, arguments))
+
+    def predict(self, pairs, *, batch_size, show_progress_bar, convert_to_numpy):
+        if any("explode" in passage for _, passage in pairs):
+            raise RuntimeError("CUDA out of memory: explode")
+        return np.array([passage.count(query) for query, passage in pairs], dtype=np.float32)
 '''
 
 
@@ -174,3 +186,55 @@ def test_the_weights_of_a_local_folder_are_its_digest(tmp_path):
 
     assert first
     assert sentence_transformer(str(tmp_path)).model_digest() not in (None, first)
+
+
+def cross_encoder(model: str = "any", **options: object) -> CrossEncoderReranker:
+    return CrossEncoderReranker(alias="tested", model=model, **options)
+
+
+def test_a_cross_encoder_scores_pairs(library: ModuleType):
+    reranker = cross_encoder(device="cpu", revision="r1", batch_size=2)
+
+    scores = reranker.scores("a", ["a", "b", "a a"], timeout_seconds=60)
+
+    assert scores == [1.0, 0.0, 2.0]
+    given = {"trust_remote_code": False, "local_files_only": False}
+    assert library.loaded == [("any", {"device": "cpu", "revision": "r1", **given})]
+
+
+def test_a_cross_encoder_that_fails_quotes_no_text(library: ModuleType):
+    with pytest.raises(ProviderError) as raised:
+        cross_encoder().scores("a", ["explode"], timeout_seconds=60)
+    assert str(raised.value) == "any (reranker 'tested') failed with RuntimeError."
+
+
+def test_a_real_cross_encoder_scores_each_passage_alone(tmp_path: Path):
+    """The library's own: its weights are random, which no score here depends on."""
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    words = "[PAD] [UNK] [CLS] [SEP] [MASK] why is my index not used granite rises".split()
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    tokenizer = transformers.BertTokenizer(str(tmp_path / "vocab.txt"), model_max_length=16)
+    tokenizer.save_pretrained(tmp_path)
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+        num_labels=1,
+        initializer_range=2.0,
+    )
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    reranker = cross_encoder(str(tmp_path), device="cpu", local_files_only=True, batch_size=2)
+    passages = ["my index is not used", "granite", "rises " * 100, ""]
+
+    scores = reranker.scores("why is my index not used", passages, timeout_seconds=60)
+
+    alone = [
+        reranker.scores("why is my index not used", [passage], timeout_seconds=60)[0]
+        for passage in passages
+    ]
+    assert scores == pytest.approx(alone, abs=1e-5)
+    assert len(set(scores)) == len(passages)

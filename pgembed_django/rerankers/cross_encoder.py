@@ -1,0 +1,21 @@
+"""Run any cross-encoder of sentence-transformers in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pgembed_django.providers.sentence_transformers import InProcess
+from pgembed_django.rerankers.base import Reranker
+
+
+class CrossEncoderReranker(InProcess, Reranker):
+    """A model that reads query and passage together. It cuts what is too long for it."""
+
+    kind = "CrossEncoder"
+
+    def rerank(
+        self, query: str, passages: Sequence[str], *, timeout_seconds: float
+    ) -> Sequence[float]:
+        pairs = [(query, passage) for passage in passages]
+        scores: Sequence[float] = self.compute("predict", pairs, batch_size=self.batch_size)
+        return scores
