@@ -335,3 +335,9 @@ QUERY_NOT_EMBEDDED = _event(
     "A query was not embedded by %(model)s: %(error)s",
     means="Searches are answered by words alone. Logged every few seconds while that lasts.",
 )
+NOT_RERANKED = _event(
+    "not_reranked",
+    WARNING,
+    "Passages were not scored by the reranker %(reranker)s: %(error)s",
+    means="Searches keep the order of the fusion. Logged every few seconds while that lasts.",
+)

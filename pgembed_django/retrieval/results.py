@@ -60,6 +60,9 @@ HEADLINE = """
     )
 """
 
+NO_HEADLINE = "NULL"
+"""Parsing passages again takes most of the time of reading them."""
+
 PASSAGES = """
     SELECT
         id,
@@ -106,15 +109,16 @@ class Results(Sequence[Row]):
     """The rows found, best first, each with ``score``, ``similarity``, ``passage``, ``highlight``.
 
     ``hits`` has these and more, typed, and also if the model has a field with one of these names.
-    ``degraded``: the query could not be embedded, so it was searched by words only. ``note`` says
-    for people what the search could not do as asked. ``next_offset`` is where the next page
-    starts, or None on the last page.
+    ``degraded``: the query could not be embedded, so it was searched by words only. ``reranked``:
+    the reranker ordered the first rows. ``note`` says for people what the search could not do as
+    asked. ``next_offset`` is where the next page starts, or None on the last page.
     """
 
     hits: tuple[Hit[Row], ...]
     ranking: Ranking
     spaces: tuple[Space, ...]
     degraded: bool = False
+    reranked: bool = False
     note: str = ""
     next_offset: int | None = None
 
@@ -153,12 +157,12 @@ class Ranked(NamedTuple):
 
 
 class _Passage(NamedTuple):
-    """A passage, its offsets in its row's text, and what ``ts_headline`` makes of it."""
+    """A passage, its offsets in its row's text, and what ``ts_headline`` makes of it, if asked."""
 
     text: str
     start: int
     end: int
-    headline: str = ""
+    headline: str | None = None
 
 
 class _Stored(NamedTuple):
@@ -183,12 +187,16 @@ def hits_of(
         return []
     rows = {row.pk: row for row in target.rows.filter(pk__in=[one.key for one in ranked])}
     chunks = {one.key: one.chunk for one in ranked}
-    passages = _passages(target, rows, chunks, words=words)
+    stored = _stored(target, list(chunks.values()), headline=HEADLINE, words=words)
+    passages = _passages(target, rows, chunks, stored)
+    _add_headlines(target, passages, words=words)
     marks = _marks(target.using)
     hits = []
     for one in ranked:
         if passage := passages.get(one.key):
-            places, highlight = highlighted(passage.headline, passage=passage.text, marks=marks)
+            places, highlight = highlighted(
+                passage.headline or "", passage=passage.text, marks=marks
+            )
             hit = Hit(
                 instance=rows[one.key],
                 score=one.score,
@@ -204,6 +212,18 @@ def hits_of(
     return hits
 
 
+def passages_of(target: Target[Any], ranked: Sequence[Ranked]) -> dict[Any, str]:
+    """Return the passages that ``hits_of`` would show, by key, without reading more than needed."""
+    chunks = {one.key: one.chunk for one in ranked}
+    stored = _stored(target, list(chunks.values()), headline=NO_HEADLINE, words=None)
+    keys = target.keys.filter(pk__in=chunks).values_list("pk", flat=True)
+    rows: dict[Any, Any] = dict.fromkeys(keys)
+    needed = [key for key in rows if not _is_enough(stored.get(chunks[key]))]
+    if needed:
+        rows |= {row.pk: row for row in target.rows.filter(pk__in=needed)}
+    return {key: one.text for key, one in _passages(target, rows, chunks, stored).items()}
+
+
 def _annotate(hit: Hit[Any]) -> None:
     """Set the hit's values as attributes of the instance, unless the name is taken."""
     own = vars(hit.instance)
@@ -217,44 +237,49 @@ def _passages(
     target: Target[Any],
     rows: Mapping[Any, Any],
     chunks: Mapping[Any, int],
-    *,
-    words: Words | None,
+    stored: Mapping[int, _Stored],
 ) -> dict[Any, _Passage]:
     """Return the passage to show for each row, by its key.
 
-    ``rows`` has the instances and ``chunks`` the ids of their best chunks, both by key. Leaves
-    out a row whose chunk is of an older text if the spec hides stale rows.
+    ``rows`` has the instances and ``chunks`` the ids of their best chunks, both by key. No
+    instance is needed where ``_is_enough``. Leaves out a row whose chunk is of an older text if the
+    spec hides stale rows.
     """
     spec = target.spec
-    stored = _stored(target, list(chunks.values()), words=words)
     if spec.prefetch:
         # Its text method needs rows that are read as a worker does. Those of the caller may have
         # prefetched the same relations otherwise.
         needed = [key for key in rows if not _is_enough(stored.get(chunks[key]))]
         rows = {**rows, **spec.rows(using=target.using).in_bulk(needed)}
     found: dict[Any, _Passage] = {}
-    cut: dict[Any, _Passage] = {}
     for key, row in rows.items():
         chunk = stored.get(chunks[key])
         if chunk is None:
             # A worker has replaced the chunk since. Still show the row: the start of its text.
             text = (_text_now(spec, row) or "")[:LONGEST_BEGINNING]
-            cut[key] = _Passage(text, 0, len(text))
+            found[key] = _Passage(text, 0, len(text))
         elif chunk.waits and spec.stale == "hide" and not _is_of_text(chunk, spec, row):
             continue
         elif chunk.text is None:
             text = (_text_now(spec, row) or "")[chunk.start : chunk.end]
-            cut[key] = _Passage(text, chunk.start, chunk.end)
+            found[key] = _Passage(text, chunk.start, chunk.end)
         else:
             found[key] = _Passage(chunk.text, chunk.start, chunk.end, chunk.headline or "")
+    return found
+
+
+def _add_headlines(
+    target: Target[Any], passages: dict[Any, _Passage], *, words: Words | None
+) -> None:
+    """Have headlines made of the passages that are not stored."""
+    cut = {key: one for key, one in passages.items() if one.headline is None}
     if cut:
         texts = [passage.text for passage in cut.values()]
         parameters = _headline_parameters(target.using, words)
-        statement = _filled(HEADLINES, target)
+        statement = _filled(HEADLINES, target, HEADLINE)
         headlines = database.rows(target.using, statement, passages=texts, **parameters)
         for (key, passage), [headline] in zip(cut.items(), headlines, strict=True):
-            found[key] = passage._replace(headline=headline)
-    return found
+            passages[key] = passage._replace(headline=headline)
 
 
 def _is_enough(chunk: _Stored | None) -> bool:
@@ -282,17 +307,17 @@ def _text_now(spec: Spec, row: Any) -> str | None:
 
 
 def _stored(
-    target: Target[Any], chunks: Sequence[int], *, words: Words | None
+    target: Target[Any], chunks: Sequence[int], *, headline: str, words: Words | None
 ) -> dict[int, _Stored]:
     """Return the chunks that are still there, by id."""
-    statement = _filled(PASSAGES, target)
+    statement = _filled(PASSAGES, target, headline)
     parameters = _headline_parameters(target.using, words)
     rows = database.rows(target.using, statement, ids=chunks, **parameters)
     return {row[0]: _Stored(*row) for row in rows}
 
 
-def _filled(statement: str, target: Target[Any]) -> str:
-    names = {"headline": sql.SQL(HEADLINE), "table": sql.SQL(target.table)}
+def _filled(statement: str, target: Target[Any], headline: str) -> str:
+    names = {"headline": sql.SQL(headline), "table": sql.SQL(target.table)}
     return sql.SQL(statement).format(**names).as_string(None)
 
 

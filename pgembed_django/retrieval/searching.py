@@ -16,7 +16,15 @@ from pgembed_django.core import text as texts
 from pgembed_django.exceptions import SearchError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
-from pgembed_django.retrieval import fusion, query_vectors, results, statistics, targets
+from pgembed_django.rerankers.base import Reranker
+from pgembed_django.retrieval import (
+    fusion,
+    query_vectors,
+    reranking,
+    results,
+    statistics,
+    targets,
+)
 from pgembed_django.retrieval.fusion import Answer, Question
 from pgembed_django.retrieval.results import Hit, Mode, Ranked, Ranking, Results
 from pgembed_django.retrieval.targets import Target
@@ -45,6 +53,7 @@ class SearchOptions(PageOptions, total=False):
 
     mode: Mode
     language: str | None
+    rerank: str | None
 
 
 @overload
@@ -62,6 +71,7 @@ def search(
     mode: Mode = "hybrid",
     name: str | None = None,
     language: str | None = None,
+    rerank: str | None = None,
 ) -> Results[Any]:
     """Return the rows of a model, a queryset, or a list of these, that match a text best.
 
@@ -69,11 +79,12 @@ def search(
     page, pass ``Results.next_offset`` as ``offset``. ``name`` chooses between several
     ``@embeddable`` on one model. ``language`` is a full-text configuration or a language code
     for the words of ``text``: by default that of the rows, or the active language if a column
-    holds that of each row. If the query cannot be embedded, ``semantic`` and ``hybrid``
-    search by words only, and ``Results.degraded`` is true.
+    holds that of each row. ``rerank`` names a reranker in ``PGEMBED_RERANKERS``, which orders the
+    first 50 rows anew. If the query cannot be embedded, ``semantic`` and ``hybrid`` search by
+    words only, and ``Results.degraded`` is true.
 
     Raises:
-        SearchError: the text, limit, offset, mode, language or queryset cannot be used.
+        SearchError: the text, limit, offset, mode, language, reranker or queryset cannot be used.
         ImproperlyConfigured: the model is not embeddable, or a setting is wrong.
     """
     targets.check_page(limit, offset)
@@ -81,13 +92,16 @@ def search(
         raise SearchError(f"mode is {mode!r}. Choose one of {', '.join(get_args(Mode))}.")
     if not isinstance(text, str):
         raise SearchError(f"Cannot search for {text!r}. Give a string.")
+    reranker = None if rerank is None else reranking.named(rerank)
     found = targets.of_several(where, name=name)
     query = texts.clean(text[:MOST_CHARACTERS])
     questions = [fusion.ask(target, query, mode=mode, language=language) for target in found]
     # Rank one row more than the page has, to know whether there is a next page.
     reach = offset + limit + 1
+    if reranker:
+        reach = max(reach, reranking.MOST)
     answers = [fusion.answer(question, reach=reach) for question in questions]
-    return _page(answers, limit=limit, offset=offset)
+    return _page(answers, limit=limit, offset=offset, reranker=reranker)
 
 
 @overload
@@ -106,9 +120,29 @@ async def asearch(
     return await sync_to_async(run)()
 
 
-def _page(answers: Sequence[Answer], *, limit: int, offset: int) -> Results[Any]:
+def _page(
+    answers: Sequence[Answer], *, limit: int, offset: int, reranker: Reranker | None = None
+) -> Results[Any]:
     """Return one page of the ranked rows. Several models are merged by rank, not by score."""
     merged = _merged(answers)
+
+    def again_within(answer: Answer) -> Results[Any]:
+        """Rank again without the rows outside the queryset, which were ranked too."""
+        within = fusion.answer(answer.question, reach=answer.reach, within=True)
+        others = [within if other is answer else other for other in answers]
+        return _page(others, limit=limit, offset=offset, reranker=reranker)
+
+    scores = None
+    if reranker:
+        passages: dict[tuple[int, Any], str] = {}
+        for number, answer in enumerate(answers):
+            first = [one for where, one in merged[: reranking.MOST] if where == number]
+            readable = results.passages_of(answer.question.target, first)
+            if not answer.within and len(readable) < len(first):
+                return again_within(answer)
+            passages |= {(number, key): passage for key, passage in readable.items()}
+        scores = reranking.scores(reranker, answers[0].question.text, passages)
+        merged = reranking.ordered(merged, scores or {})
     wanted = merged[offset : offset + limit]
     hits: dict[tuple[int, Any], Hit[Any]] = {}
     for number, answer in enumerate(answers):
@@ -117,18 +151,18 @@ def _page(answers: Sequence[Answer], *, limit: int, offset: int) -> Results[Any]
         before = [one.key for where, one in merged[:offset] if where == number]
         is_short = len(shown) < len(ranked) or answer.question.target.hides(before)
         if not answer.within and is_short:
-            # Rows outside the queryset were ranked too: rank again, within it.
-            within = fusion.answer(answer.question, reach=answer.reach, within=True)
-            others = [within if other is answer else other for other in answers]
-            return _page(others, limit=limit, offset=offset)
+            return again_within(answer)
         hits |= {(number, hit.instance.pk): hit for hit in shown}
     in_order = (hits.get((number, one.key)) for number, one in wanted)
+    notes = [answer.note for answer in answers]
+    notes += [reranking.NOT_RERANKED] if reranker and scores is None else []
     return Results(
         hits=tuple(hit for hit in in_order if hit is not None),
         ranking=_ranking(answers),
         spaces=tuple(answer.space for answer in answers if answer.space),
         degraded=any(answer.degraded for answer in answers),
-        note=" ".join(dict.fromkeys(answer.note for answer in answers if answer.note)),
+        reranked=bool(scores),
+        note=" ".join(dict.fromkeys(note for note in notes if note)),
         next_offset=_next_offset(offset + limit, len(merged)),
     )
 
