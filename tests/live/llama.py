@@ -1,6 +1,6 @@
 """llama.cpp's HTTP server, in a process of its own that a test may kill and start again.
 
-Run as a program it serves one model: ``python -m tests.live.llama MODEL PORT``.
+Run as a program it serves one model: ``python -m tests.live.llama MODEL PORT POOLING``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import requests
@@ -23,8 +23,9 @@ from tests.live import minilm
 class Llama:
     """A server on a port of its own, which stays the same over restarts."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, *, pooling: Literal["MEAN", "RANK"] = "MEAN") -> None:
         self.log = log
+        self.pooling = pooling
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -32,7 +33,7 @@ class Llama:
     def start(self, model: Path) -> None:
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, os.fspath(model), str(self.port)],
+                [sys.executable, __file__, os.fspath(model), str(self.port), self.pooling],
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -79,14 +80,15 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def serve(model: str, port: int) -> None:
+def serve(model: str, port: int, pooling: str) -> None:
     import xllamacpp
 
     parameters = xllamacpp.CommonParams()
     parameters.model.path = model
     parameters.port = port
     parameters.embedding = True
-    parameters.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
+    kinds = xllamacpp.llama_pooling_type
+    parameters.pooling_type = getattr(kinds, f"LLAMA_POOLING_TYPE_{pooling}")
     parameters.n_gpu_layers = 0
     parameters.n_parallel = 4
     parameters.n_ctx = 4 * minilm.CONTEXT
@@ -98,4 +100,4 @@ def serve(model: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -17,8 +17,11 @@ LEFT_OUT = ("pooler.", "embeddings.position_ids")
 """Tensors that no embedding needs."""
 
 
-def write(path: Path, *, layers: int = LAYERS) -> Path:
-    """Write the model as GGUF. With fewer layers it is another model of the same width."""
+def write(path: Path, *, layers: int = LAYERS, ranks: bool = False) -> Path:
+    """Write the model as GGUF. With fewer layers it is another model of the same width.
+
+    ``ranks``: with a random head, it is a cross-encoder of a sort.
+    """
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_name(f"MiniLM-L{layers}")
     writer.add_block_count(layers)
@@ -28,7 +31,7 @@ def write(path: Path, *, layers: int = LAYERS) -> Path:
     writer.add_head_count(12)
     writer.add_layer_norm_eps(1e-12)
     writer.add_causal_attention(False)
-    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    writer.add_pooling_type(gguf.PoolingType.RANK if ranks else gguf.PoolingType.MEAN)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     _add_vocabulary(writer)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, layers)
@@ -36,6 +39,9 @@ def write(path: Path, *, layers: int = LAYERS) -> Path:
         written = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if written is not None and not name.startswith(LEFT_OUT):
             writer.add_tensor(written, tensor)
+    if ranks:
+        head = np.random.default_rng(1).standard_normal((1, WIDTH)).astype(np.float32)
+        writer.add_tensor("cls.output.weight", head)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

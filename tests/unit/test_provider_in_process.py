@@ -212,7 +212,8 @@ def test_a_real_cross_encoder_scores_each_passage_alone(tmp_path: Path):
     """The library's own: its weights are random, which no score here depends on."""
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    words = "[PAD] [UNK] [CLS] [SEP] [MASK] why is my index not used granite rises".split()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = [*special, "why", "is", "my", "index", "not", "used", "granite", "rises"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     tokenizer = transformers.BertTokenizer(str(tmp_path / "vocab.txt"), model_max_length=16)
     tokenizer.save_pretrained(tmp_path)
