@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from pgembed_django import Results, asearch, search
 from pgembed_django.exceptions import SearchError
 from pgembed_django.rerankers import Reranker
-from pgembed_django.retrieval import query_vectors, reranking
+from pgembed_django.retrieval import fusion, query_vectors, reranking
 from tests import played
 from tests.app.models import Article, Note, Page, PageExtra, Product
 from tests.conftest import no_more_threads
@@ -184,6 +184,18 @@ def test_passages_that_are_not_stored_are_cut_from_the_rows(run_jobs, reranker):
     assert sorted(*reranker.asked) == ["trout 0", "trout 1", "trout 2"]
 
 
+def test_a_row_without_text_comes_last(run_jobs, reranker):
+    for number in range(3):
+        Product.objects.create(title=f"trout {number}")
+    run_jobs()
+    Product.objects.filter(title="trout 2").update(title="")  # still found by its former text
+
+    results = search(Product, "trout", name="ProductTitle", rerank="best")
+
+    assert [product.title for product in results] == ["trout 1", "trout 0", ""]
+    assert sorted(*reranker.asked) == ["trout 0", "trout 1"]
+
+
 def test_nothing_to_order_asks_nobody(make_trouts, reranker):
     make_trouts(1)
 
@@ -260,6 +272,7 @@ def test_while_it_is_down_searches_do_not_ask_it_again(make_trouts, reranker, ca
     assert is_fused(search(Article, "trout", rerank="best"))
     assert is_fused(search(Article, "trout", rerank="best"))
 
+    assert search(Article, "", rerank="best").note == fusion.EMPTY
     assert len(reranker.seen) == 1
     [record] = caplog.records
     assert (record.event, record.reranker) == ("pgembed.not_reranked", "best")
@@ -287,7 +300,7 @@ def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_its_deadline
 
     results = search(Article, "trout", rerank="best")
 
-    assert not reranker.over.is_set()
+    assert reranker.open  # it still has the request
     assert is_fused(results)
 
 
@@ -295,9 +308,11 @@ class Stuck(Reranker):
     """A model in this process, which answers when a test lets it."""
 
     free = threading.Event()
+    has_ended = threading.Event()
 
     def rerank(self, query, passages, *, timeout_seconds):
-        assert self.free.wait(30)
+        self.free.wait(30)
+        self.has_ended.set()
         return [0.0] * len(passages)
 
 
@@ -307,10 +322,11 @@ def test_a_model_in_this_process_is_waited_for_no_longer_than_its_deadline(
     make_trouts(4)
     declare_reranker(f"{__name__}.Stuck", timeout_seconds=0.05)
     Stuck.free.clear()
+    Stuck.has_ended.clear()
 
     results = search(Article, "trout", rerank="best")
 
-    assert not Stuck.free.is_set()
+    assert not Stuck.has_ended.is_set()
     assert is_fused(results)
     Stuck.free.set()
 
