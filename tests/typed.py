@@ -35,7 +35,7 @@ def declarations() -> None:
 
 def searches(group: Group) -> None:
     assert_type(search(Group, "trout"), Results[Group])
-    assert_type(search(Group.objects, "trout"), Results[Group])
+    assert_type(search(Group.objects, "trout", rerank="best"), Results[Group])
     assert_type(search(Group.objects.filter(name="cooks"), "trout", limit=5), Results[Group])
     assert_type(search([Group, Group.objects.all()], "trout"), Results[Any])
     assert_type(similar_to(group, limit=5), Results[Group])
@@ -56,6 +56,7 @@ async def searches_of_a_queryset(rows: SearchQuerySet[Group], group: Group) -> N
     assert_type(await rows.asimilar_to(group, limit=5), Results[Group])
     rows.search("trout", most=5)  # type: ignore[call-arg]
     rows.similar_to(group, mode="lexical")  # type: ignore[call-arg]
+    rows.similar_to(group, rerank="best")  # type: ignore[call-arg]
 
 
 def searches_of_a_manager(rows: SearchManager[Group], group: Group) -> None:

@@ -107,7 +107,7 @@ def test_no_batch_is_larger_than_the_provider_allows(serve):
 def test_a_model_that_is_not_pulled_is_named_with_the_remedy(serve):
     serve(MODEL="other")
 
-    with pytest.raises(CommandError, match="These providers failed: default") as raised:
+    with pytest.raises(CommandError, match="These failed: default") as raised:
         probe()
 
     assert raised.value.returncode == 1
@@ -143,7 +143,7 @@ def test_all_providers_are_asked_even_where_the_first_is_not_well(serve, capsys)
     serve("broken", MODEL="other")
     serve("well")
 
-    with pytest.raises(CommandError, match=r"These providers failed: broken\."):
+    with pytest.raises(CommandError, match=r"These failed: broken\."):
         call_command("embed_probe")
 
     assert "batch of 32" in capsys.readouterr().out
@@ -154,7 +154,7 @@ def test_an_error_of_the_providers_own_is_told_by_its_name(settings, capsys):
     declared = {"BACKEND": backend, "MODEL": "mine", "DIMENSIONS": 8}
     settings.PGEMBED_PROVIDERS = {"default": declared}
 
-    with pytest.raises(CommandError, match="These providers failed: default"):
+    with pytest.raises(CommandError, match="These failed: default"):
         call_command("embed_probe")
 
     assert "mine (provider 'default') raised RuntimeError." in capsys.readouterr().out
@@ -214,6 +214,52 @@ def test_a_batch_that_fails_is_told_and_not_recommended(serve):
     assert report.timings[-1].milliseconds_per_text is None
     assert "too much" in report.timings[-1].message
     assert report.recommended_batch_size in (1, 8)
+
+
+@pytest.fixture
+def reranking(serve, settings) -> Iterator[played.Reranking]:
+    serve()
+    with played.serving(played.Reranking()) as server:
+        config = {"BACKEND": "pgembed_django.rerankers.http.HttpReranker", "MODEL": "m"}
+        settings.PGEMBED_RERANKERS = {"best": {**config, "OPTIONS": {"base_url": server.url}}}
+        yield server
+
+
+def test_rerankers_are_asked_too(reranking):
+    written = probe()
+
+    assert "m (reranker 'best')\n  first passage:" in written
+    assert "  50 passages:" in written
+    assert "timeout_seconds" not in written
+    assert [len(texts) for texts in reranking.asked] == [1, 50]
+
+
+def test_rerankers_are_not_asked_where_a_provider_is_named(reranking):
+    probe("default")
+
+    assert not reranking.asked
+
+
+def test_a_reranker_that_searches_would_not_wait_for_is_told(reranking, settings):
+    settings.PGEMBED_RERANKERS["best"]["OPTIONS"]["timeout_seconds"] = 1e-6
+
+    assert "Searches wait 1e-06 s for it: see timeout_seconds." in probe()
+
+
+def test_a_reranker_that_fails_is_told(reranking, capsys):
+    reranking.faults.append(played.plain(503, "still loading"))
+
+    with pytest.raises(CommandError, match=r"These failed: best\."):
+        call_command("embed_probe")
+    assert "answered 503: still loading" in capsys.readouterr().out
+
+
+def test_a_reranker_that_cannot_be_built_is_told(serve, settings):
+    serve()
+    settings.PGEMBED_RERANKERS = {"best": {"BACKEND": "nowhere.Class", "MODEL": "m"}}
+
+    with pytest.raises(CommandError, match=r"PGEMBED_RERANKERS\['best'\]: BACKEND is"):
+        call_command("embed_probe")
 
 
 @pytest.fixture

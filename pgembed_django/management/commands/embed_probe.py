@@ -1,15 +1,24 @@
-"""``manage.py embed_probe``: test whether the providers answer, and how fast."""
+"""``manage.py embed_probe``: test whether providers and rerankers answer, and how fast."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
-from pgembed_django import conf, providers
+from pgembed_django import conf, providers, rerankers
+from pgembed_django.exceptions import ProviderError
 from pgembed_django.ops.command import StoppableCommand, cannot_start
 from pgembed_django.providers import Provider, Report, probes
+from pgembed_django.rerankers import Reranker
+from pgembed_django.retrieval.reranking import MOST
+
+QUERY: Final = "Which passages does a search find?"
+
+LOADING_SECONDS: Final = 120.0
+"""How long to wait for a reranker: a model in this process has to be loaded first."""
 
 
 class Command(StoppableCommand):
@@ -17,6 +26,7 @@ class Command(StoppableCommand):
         "Asks providers to embed a word and then batches: is the server reached, does it have "
         "the model, how wide are its vectors, how fast is it? The milliseconds per text are what "
         "batches, time-outs and the number of workers follow from: see the page on sizing. "
+        "Asks rerankers to score a passage, and then as many as a search has scored. "
         "Exit status: 0 all work, 1 at least one does not, 2 no such provider, or an unusable one."
     )
 
@@ -25,7 +35,7 @@ class Command(StoppableCommand):
             "provider",
             nargs="*",
             metavar="PROVIDER",
-            help="An alias in PGEMBED_PROVIDERS. All, unless given.",
+            help="An alias in PGEMBED_PROVIDERS. All, and all rerankers, unless given.",
         )
 
     def handle(self, **options: Any) -> None:
@@ -34,11 +44,14 @@ class Command(StoppableCommand):
             raise cannot_start("PGEMBED_PROVIDERS is empty: set it.")
         try:
             asked = {alias: providers.get(alias) for alias in aliases}
+            others = [] if options["provider"] else list(conf.current().rerankers)
+            scoring = {alias: rerankers.get(alias) for alias in others}
         except ImproperlyConfigured as error:
             raise cannot_start(str(error)) from error
         failed = [alias for alias, provider in asked.items() if not self._works(provider)]
+        failed += [alias for alias, reranker in scoring.items() if not self._scores(reranker)]
         if failed:
-            raise CommandError(f"These providers failed: {', '.join(failed)}.")
+            raise CommandError(f"These failed: {', '.join(failed)}.")
 
     def _works(self, provider: Provider) -> bool:
         """Probe a provider, and write each finding as soon as it is made."""
@@ -69,6 +82,26 @@ class Command(StoppableCommand):
         if report.recommended_batch_size:
             self._write("recommended batch_size", report.recommended_batch_size)
         return report.ok
+
+    def _scores(self, reranker: Reranker) -> bool:
+        """Have a reranker score passages. The first time includes loading its model."""
+        self.stdout.write(self.style.MIGRATE_HEADING(str(reranker)))
+        self.stdout.flush()
+        seconds = 0.0
+        for label, count in (("first passage", 1), (f"{MOST} passages", MOST)):
+            passages = [f"{number} {probes.SAMPLE}" for number in range(count)]
+            started = time.perf_counter()
+            try:
+                reranker.scores(QUERY, passages, timeout_seconds=LOADING_SECONDS)
+            except ProviderError as error:
+                self.stdout.write(self.style.ERROR(f"  {error}"))
+                return False
+            seconds = time.perf_counter() - started
+            self._write(label, f"{seconds * 1000:.0f} ms")
+        if seconds > reranker.timeout_seconds:
+            waits = f"Searches wait {reranker.timeout_seconds:g} s for it: see timeout_seconds."
+            self.stdout.write(self.style.WARNING(f"  {waits}"))
+        return True
 
     def _write(self, label: str, value: object) -> None:
         self.stdout.write(f"  {label + ':':<24}{value}")
