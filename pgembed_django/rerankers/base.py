@@ -83,6 +83,13 @@ class Reranker(Options, ABC):
                 found += self._checked(answer, count=len(batch))
         return found
 
+    def warm_up(self) -> None:
+        """Load a model that runs in this process now, not at the first search.
+
+        Raises:
+            ProviderError: it cannot be loaded.
+        """
+
     def _checked(self, answer: object, *, count: int) -> list[float]:
         """Return the scores of an answer, which may be a list, an array or a tensor."""
         with suppress(TypeError, ValueError, OverflowError):

@@ -19,3 +19,7 @@ class CrossEncoderReranker(InProcess, Reranker):
         pairs = [(query, passage) for passage in passages]
         scores: Sequence[float] = self.compute("predict", pairs, batch_size=self.batch_size)
         return scores
+
+    def warm_up(self) -> None:
+        # The first batch takes longer than others, too.
+        self.rerank("hello", ["hello"], timeout_seconds=self.timeout_seconds)

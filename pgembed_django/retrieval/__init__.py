@@ -3,7 +3,6 @@
 Start reading at ``searching.search``: it calls the other modules in turn.
 """
 
-from pgembed_django.retrieval.query_vectors import warm_up
 from pgembed_django.retrieval.results import Hit, Ranking, Results
 from pgembed_django.retrieval.searching import (
     SearchManager,
@@ -12,6 +11,7 @@ from pgembed_django.retrieval.searching import (
     asimilar_to,
     search,
     similar_to,
+    warm_up,
 )
 
 __all__ = [

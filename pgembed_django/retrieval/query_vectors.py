@@ -276,16 +276,6 @@ class QueryVectors:
                 self._kept.clear()  # some may be of that one
 
 
-def warm_up() -> None:
-    """Load the models that searches use, so that the first search of this process need not wait.
-
-    It returns at once, and logs what cannot be loaded. Only models that run in this process are
-    loaded. Call it when a web process starts: at the end of ``wsgi.py`` or ``asgi.py``, or after a
-    fork, because threads do not survive it.
-    """
-    vectors.warm_up()
-
-
 vectors = QueryVectors()
 os.register_at_fork(after_in_child=vectors.begin)
 

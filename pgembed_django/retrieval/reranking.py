@@ -8,17 +8,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any
+from typing import Any, TypeVar
 
 from pgembed_django import conf, events, rerankers
 from pgembed_django.core.text import clean
 from pgembed_django.core.threads import Threads
 from pgembed_django.exceptions import ProviderError, ProviderTimeout, SearchError, did_you_mean
+from pgembed_django.providers import answers
 from pgembed_django.rerankers.base import Reranker
 from pgembed_django.retrieval.outages import Outages
 from pgembed_django.retrieval.results import Ranked
+
+Value = TypeVar("Value")
 
 MOST = 50
 """How many rows are reranked, whatever page is asked for, so that all pages have one order."""
@@ -99,11 +102,28 @@ class Calls:
                 raise ProviderTimeout(f"{reranker} did not answer in time.")
             found = asked.result()
         except ProviderError as error:
-            if self._outages.is_news(reranker, error):
-                events.tell(events.NOT_RERANKED, reranker=reranker.alias, error=clean(str(error)))
+            self._failed(reranker, error)
             return None
         self._outages.ended(reranker)
         return found
+
+    def warm_up(self) -> None:
+        """Load the models of the declared rerankers, in threads. Returns at once."""
+        for alias in conf.current().rerankers:
+            self._submit(self._warm_up, rerankers.get(alias))
+
+    def _warm_up(self, reranker: Reranker) -> None:
+        """Runs in a thread."""
+        try:
+            with answers.provider_errors(reranker):
+                reranker.warm_up()
+        except ProviderError as error:
+            self._failed(reranker, error)
+
+    def _failed(self, reranker: Reranker, error: ProviderError) -> None:
+        """Log an error, once per outage. While a reranker is down, let it rest."""
+        if self._outages.is_news(reranker, error):
+            events.tell(events.NOT_RERANKED, reranker=reranker.alias, error=clean(str(error)))
 
     def _ask(self, reranker: Reranker, query: str, passages: Sequence[str]) -> Future[list[float]]:
         until = time.monotonic() + reranker.timeout_seconds
@@ -113,10 +133,14 @@ class Calls:
             seconds = until - time.monotonic()
             return reranker.scores(query, passages, timeout_seconds=seconds)
 
+        return self._submit(ask)
+
+    def _submit(self, function: Callable[..., Value], *arguments: object) -> Future[Value]:
+        """Run a function in a thread."""
         with self._lock:
             if self._threads is None:
                 self._threads = Threads(THREADS, name="pgembed-rerank")
-            return self._threads.submit(ask)
+            return self._threads.submit(function, *arguments)
 
 
 calls = Calls()

@@ -120,6 +120,17 @@ async def asearch(
     return await sync_to_async(run)()
 
 
+def warm_up() -> None:
+    """Load the models that searches use, so that the first search of this process need not wait.
+
+    It returns at once, and logs what cannot be loaded. Only models that run in this process are
+    loaded, of providers and of rerankers. Call it when a web process starts: at the end of
+    ``wsgi.py`` or ``asgi.py``, or after a fork, because threads do not survive it.
+    """
+    query_vectors.vectors.warm_up()
+    reranking.calls.warm_up()
+
+
 def _page(
     answers: Sequence[Answer], *, limit: int, offset: int, reranker: Reranker | None = None
 ) -> Results[Any]:

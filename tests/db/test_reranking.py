@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import Results, asearch, search
+from pgembed_django import Results, asearch, search, warm_up
 from pgembed_django.exceptions import SearchError
 from pgembed_django.rerankers import Reranker
 from pgembed_django.retrieval import fusion, query_vectors, reranking
@@ -329,6 +329,27 @@ def test_a_model_in_this_process_is_waited_for_no_longer_than_its_deadline(
     assert not Stuck.has_ended.is_set()
     assert is_fused(results)
     Stuck.free.set()
+
+
+class Loading(Reranker):
+    """A model in this process, which has to be loaded."""
+
+    loaded = threading.Event()
+
+    def warm_up(self):
+        self.loaded.set()
+
+    def rerank(self, query, passages, *, timeout_seconds):
+        return [0.0] * len(passages)
+
+
+def test_a_model_in_this_process_is_loaded_when_it_starts(declare_reranker):
+    declare_reranker(f"{__name__}.Loading")
+    Loading.loaded.clear()
+
+    warm_up()
+
+    assert Loading.loaded.wait(30)
 
 
 def test_a_process_that_can_start_no_thread_keeps_the_order(make_trouts, reranker):

@@ -202,6 +202,12 @@ def test_a_cross_encoder_scores_pairs(library: ModuleType):
     assert library.loaded == [("any", {"device": "cpu", "revision": "r1", **given})]
 
 
+def test_a_cross_encoder_is_loaded_before_the_first_search(library: ModuleType):
+    cross_encoder().warm_up()
+
+    assert len(library.loaded) == 1
+
+
 def test_a_cross_encoder_that_fails_quotes_no_text(library: ModuleType):
     with pytest.raises(ProviderError) as raised:
         cross_encoder().scores("a", ["explode"], timeout_seconds=60)
