@@ -3,7 +3,7 @@
 Start reading at ``searching.search``: it calls the other modules in turn.
 """
 
-from pgembed_django.retrieval.results import Hit, Ranking, Results
+from pgembed_django.retrieval.results import Hit, Match, Ranking, Results
 from pgembed_django.retrieval.searching import (
     SearchManager,
     SearchQuerySet,
@@ -16,6 +16,7 @@ from pgembed_django.retrieval.searching import (
 
 __all__ = [
     "Hit",
+    "Match",
     "Ranking",
     "Results",
     "SearchManager",

@@ -1,8 +1,9 @@
-"""Rank the rows of one target: run its retrievers, and fuse what they find by rank alone."""
+"""Rank the rows of one target: run its retrievers, and fuse what they find by their scores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -11,8 +12,8 @@ from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
 from pgembed_django.retrieval import query_vectors, retrievers, statistics
 from pgembed_django.retrieval.query_vectors import Pending
-from pgembed_django.retrieval.results import Mode, Ranked, Ranking
-from pgembed_django.retrieval.retrievers import LEXICAL, SEMANTIC, Depth, Found, FoundBy
+from pgembed_django.retrieval.results import Matched, Mode, Ranked, Ranking
+from pgembed_django.retrieval.retrievers import LEXICAL, SEMANTIC, Depth, FoundBy, Name
 from pgembed_django.retrieval.statistics import Survey, Words
 from pgembed_django.retrieval.targets import Target
 
@@ -29,6 +30,7 @@ NO_VECTOR = "The query could not be embedded, so it was searched by its words al
 NO_WORDS_STORED = "The words of these texts are not stored: they are found by meaning alone."
 NEITHER = "The query could not be embedded, and these texts are found by meaning alone."
 OTHER_LANGUAGE = "The texts are stored for another language: some of the words may not be found."
+NOT_COMPARED = "The least similarity was not applied, because there is no vector to compare with."
 PARTIAL = "A new model is searched already, although not all rows have its vectors yet."
 
 MOMENT_SECONDS = 0.005
@@ -37,12 +39,13 @@ MOMENT_SECONDS = 0.005
 
 Item = TypeVar("Item", bound=Hashable)
 
-FLATNESS = 20
-"""The constant k of reciprocal rank fusion: the larger it is, the less the first ranks stand out.
+WEIGHTS: Mapping[Name, float] = {SEMANTIC: 0.4, LEXICAL: 0.6}
+"""How much each retriever counts in a fusion.
 
-Values from 5 to 60 hardly differ (measured on the tuning questions of ``benchmarks/judged``).
+Better than reciprocal rank fusion, which does not tell a word that settles the matter from one
+that hardly counts. Measured on the tuning questions: see ``benchmarks/NOTES.md``.
 
-Source: Cormack, Clarke, Buettcher, "Reciprocal Rank Fusion outperforms Condorcet", SIGIR 2009.
+Source: Bruch, Gai, Ingber, "An Analysis of Fusion Functions for Hybrid Retrieval", 2023.
 """
 
 
@@ -58,6 +61,7 @@ class Question:
     mode: Mode
     survey: Survey | None
     pending: Pending | None
+    min_similarity: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,14 @@ class Answer:
         return self.question.survey and self.question.survey.words
 
 
-def ask(target: Target[Any], text: str, *, mode: Mode, language: str | None = None) -> Question:
+def ask(
+    target: Target[Any],
+    text: str,
+    *,
+    mode: Mode,
+    language: str | None = None,
+    min_similarity: float | None = None,
+) -> Question:
     """Survey the target, and ask for the text's vector if the mode needs one.
 
     The provider of the active space embeds it. Returns before the vector has arrived.
@@ -89,7 +100,14 @@ def ask(target: Target[Any], text: str, *, mode: Mode, language: str | None = No
     survey = statistics.survey(target, text, language=language)
     needs_vector = survey is not None and text and mode != "lexical"
     pending = query_vectors.vectors.ask(survey.space, text) if survey and needs_vector else None
-    return Question(target=target, text=text, mode=mode, survey=survey, pending=pending)
+    return Question(
+        target=target,
+        text=text,
+        mode=mode,
+        survey=survey,
+        pending=pending,
+        min_similarity=min_similarity,
+    )
 
 
 def answer(question: Question, *, reach: int, within: bool | None = None) -> Answer:
@@ -126,6 +144,14 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
             wanted.append(both.semantic(vector, depth=depth))
         return known | both.find(wanted, depth=depth)
 
+    def near(found: FoundBy) -> dict[Any, float] | None:
+        """Return the similarity of each row, if there is a least one."""
+        if vector is None or question.min_similarity is None:
+            return None
+        known = {one.key: one.value for one in found[SEMANTIC]}
+        others = [one.key for one in found.get(LEXICAL, ()) if one.key not in known]
+        return known | both.similarities(others, vector)
+
     notes = {
         LOADING: bool(question.pending and question.pending.is_loading),
         NO_VECTOR: is_degraded and stores_words,
@@ -134,79 +160,95 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
         NO_WORDS_STORED: question.mode == "lexical" and not stores_words,
         OTHER_LANGUAGE: by_words and survey.is_of_other_language,
         PARTIAL: survey.space.is_partial,
+        NOT_COMPARED: is_degraded and question.min_similarity is not None,
     }
     return replace(
         none,
-        ranked=_rank(look, reach=reach),
+        ranked=_rank(look, near, least=question.min_similarity, reach=reach),
         ranking=_ranking(vector is not None, by_words, question.mode),
         degraded=is_degraded,
         note=" ".join(note for note, holds in notes.items() if holds),
     )
 
 
-def _rank(look: Callable[[Depth], FoundBy], *, reach: int) -> list[Ranked]:
+def _rank(
+    look: Callable[[Depth], FoundBy],
+    near: Callable[[FoundBy], dict[Any, float] | None],
+    *,
+    least: float | None,
+    reach: int,
+) -> list[Ranked]:
     """Return the rows, best first. A row that is first in each retriever has the merit 1.
 
-    ``look`` runs the retrievers at a depth.
+    ``look`` runs the retrievers at a depth. ``near`` tells how similar what they found is, and
+    what is less so than ``least`` is left out.
     """
     ranked: dict[Any, Ranked] = {}
-    least = 1.0
+    lowest = 1.0
     for depth in (SHALLOW, DEEP) if reach > SHALLOW.results else (SHALLOW,):
         found = look(depth)
+        similar = near(found)
         # The semantic retriever goes first: if both rank a row the same, its chunk is shown.
         asked = [name for name in (SEMANTIC, LEXICAL) if name in found]
-        rankings = [[one.key for one in found[name]] for name in asked]
-        places = [{key: place for place, key in enumerate(keys)} for keys in rankings]
-        by_meaning = {one.key: one for one in found.get(SEMANTIC, ())}
-        by_words = {one.key: one for one in found.get(LEXICAL, ())}
-        waiting = {key for key, one in by_words.items() if one.waits}
-        fused = fuse(rankings, only_in_one=waiting)
+        values = {name: {one.key: one.value for one in found[name]} for name in asked}
+        matches: dict[Any, list[Matched]] = defaultdict(list)
+        for name in asked:
+            for rank, one in enumerate(found[name], start=1):
+                matches[one.key].append(Matched(name, rank, one.value, one.chunk))
+        waiting = {one.key for one in found.get(LEXICAL, ()) if one.waits}
+        fused = fuse(values, only_in_one=waiting)
+        if similar is not None and least is not None:
+            fused = {key: score for key, score in fused.items() if similar.get(key, -2) >= least}
         for key, score in list(fused.items())[: min(depth.results, reach)]:
             if key not in ranked:
                 # DEEP may score a row higher than SHALLOW's last, but it still comes after that.
-                least = min(score, least)
-                ranked[key] = _ranked(key, least, by_meaning, by_words, places)
+                lowest = min(score, lowest)
+                ranked[key] = _ranked(key, lowest, matches[key], similar, is_fused=len(asked) > 1)
     return list(ranked.values())
 
 
 def fuse(
-    rankings: Sequence[Sequence[Item]], *, only_in_one: Collection[Item] = ()
+    values: Mapping[Name, Mapping[Item, float]], *, only_in_one: Collection[Item] = ()
 ) -> dict[Item, float]:
-    """Return the items of all rankings with their scores, best first.
+    """Return the items of all retrievers with their scores, best first.
 
-    An item that is first in every ranking scores 1. On a tie, the item of the earlier ranking
-    comes first. Items in ``only_in_one`` can appear in only one ranking, so their score there is
-    counted for the other rankings too.
+    ``values`` has each retriever's items, best first, with the values that it ranks them by. An
+    item that is first in every retriever scores 1. On a tie, the item of the earlier retriever
+    comes first. Items in ``only_in_one`` only one retriever can find, so what they score there
+    counts for the other ones too.
     """
+    whole = sum(WEIGHTS[name] for name in values)
     scores: dict[Item, float] = {}
-    for ranking in rankings:
-        for rank, item in enumerate(ranking, start=1):
-            share = len(rankings) if item in only_in_one else 1
-            scores[item] = scores.get(item, 0.0) + share / (FLATNESS + rank)
-    first = len(rankings) / (FLATNESS + 1)
-    ordered = sorted(scores, key=lambda item: -scores[item])
-    return {item: scores[item] / first for item in ordered}
+    for name, items in values.items():
+        for item, part in _normalized(items).items():
+            weight = whole if item in only_in_one else WEIGHTS[name]
+            scores[item] = scores.get(item, 0.0) + weight / whole * part
+    return dict(sorted(scores.items(), key=lambda scored: -scored[1]))
+
+
+def _normalized(items: Mapping[Item, float]) -> dict[Item, float]:
+    """Return the values from 1 for the best item to 0 for the last."""
+    best, last = max(items.values(), default=0.0), min(items.values(), default=0.0)
+    span = best - last
+    return {item: (value - last) / span if span > 0 else 1.0 for item, value in items.items()}
 
 
 def _ranked(
     key: Any,
     merit: float,
-    by_meaning: dict[Any, Found],
-    by_words: dict[Any, Found],
-    places: Sequence[dict[Any, int]],
+    matches: Sequence[Matched],
+    similar: Mapping[Any, float] | None,
+    *,
+    is_fused: bool,
 ) -> Ranked:
-    """Return a row with the chunk of the retriever that ranks it higher.
-
-    ``places``: the rank of each row, per retriever.
-    """
-    near, worded = by_meaning.get(key), by_words.get(key)
-    similarity = near.value if near else None
-    if near and worded:
-        best = near if places[0][key] <= places[1][key] else worded
-    else:
-        best = near or by_words[key]
-    is_fused = len(places) > 1
-    return Ranked(key, best.chunk, merit if is_fused else best.value, similarity, merit)
+    """Return a row with the chunk of the retriever that ranks it higher."""
+    best = min(matches, key=lambda match: match.rank)
+    similarity = next((match.score for match in matches if match.mode == SEMANTIC), None)
+    if similar is not None:
+        similarity = similar[key]
+    return Ranked(
+        key, best.chunk, merit if is_fused else best.score, similarity, merit, tuple(matches)
+    )
 
 
 def _vector(pending: Pending | None) -> Vector | None:

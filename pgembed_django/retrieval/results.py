@@ -83,14 +83,29 @@ HEADLINES = """
 """
 
 
+class Match(NamedTuple):
+    """One way by which a row was found: by its meaning (``semantic``) or its words (``lexical``).
+
+    ``rank`` counts from 1. ``score`` is the cosine similarity, or that of BM25. ``start`` and
+    ``end`` are the offsets in the row's text of the passage that matched best.
+    """
+
+    mode: Literal["semantic", "lexical"]
+    rank: int
+    score: float
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit(Generic[Row]):
     """One row and its best passage.
 
     ``score`` orders the hits of one search: do not compare it between searches. ``similarity`` is
-    the cosine similarity if the row was found by meaning, else None. ``start`` and ``end`` are
-    the passage's offsets in the row's text. ``marks`` has the start and end in the passage of
-    each word that ``highlight`` marks.
+    the cosine similarity if the row was found by meaning or compared with ``min_similarity``,
+    else None. ``start`` and ``end`` are the passage's offsets in the row's text. ``marks`` has the
+    start and end in the passage of each word that ``highlight`` marks. ``matched_by`` tells how
+    the row was found: by one way, or by both.
     """
 
     instance: Row
@@ -102,6 +117,7 @@ class Hit(Generic[Row]):
     marks: tuple[tuple[int, int], ...]
     highlight: SafeString
     """The part of the passage with most marks, as HTML that is safe to show, with ``<mark>``."""
+    matched_by: tuple[Match, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +161,15 @@ class Results(Sequence[Row]):
         return len(self.hits)
 
 
+class Matched(NamedTuple):
+    """How a retriever ranked a row, and by which chunk. See ``Match``."""
+
+    mode: Literal["semantic", "lexical"]
+    rank: int
+    score: float
+    chunk: int
+
+
 class Ranked(NamedTuple):
     """A row's key, the id of its best chunk, and its scores."""
 
@@ -153,7 +178,8 @@ class Ranked(NamedTuple):
     score: float
     similarity: float | None
     merit: float
-    """A score by rank alone, which is comparable between models."""
+    """A score that is comparable between models: 1 for what is best by all that was searched by."""
+    matches: tuple[Matched, ...] = ()
 
 
 class _Passage(NamedTuple):
@@ -190,6 +216,7 @@ def hits_of(
     stored = _stored(target, list(chunks.values()), headline=HEADLINE, words=words)
     passages = _passages(target, rows, chunks, stored)
     _add_headlines(target, passages, words=words)
+    places_of = _places(target, ranked)
     marks = _marks(target.using)
     hits = []
     for one in ranked:
@@ -206,6 +233,10 @@ def hits_of(
                 end=passage.end,
                 marks=places,
                 highlight=highlight,
+                matched_by=tuple(
+                    Match(mode, rank, score, *places_of.get(chunk, (passage.start, passage.end)))
+                    for mode, rank, score, chunk in one.matches
+                ),
             )
             _annotate(hit)
             hits.append(hit)
@@ -222,6 +253,16 @@ def passages_of(target: Target[Any], ranked: Sequence[Ranked]) -> dict[Any, str]
     if needed:
         rows |= {row.pk: row for row in target.rows.filter(pk__in=needed)}
     return {key: one.text for key, one in _passages(target, rows, chunks, stored).items()}
+
+
+def _places(target: Target[Any], ranked: Sequence[Ranked]) -> dict[int, tuple[int, int]]:
+    """Return where chunks are that matched, but that are not those to show."""
+    others = {match.chunk for one in ranked for match in one.matches if match.chunk != one.chunk}
+    if not others:
+        return {}
+    chunks: Any = target.spec.embedding_model._base_manager.using(target.using)
+    found = chunks.filter(pk__in=others).values_list("pk", "start_offset", "end_offset")
+    return {key: (start, end) for key, start, end in found}
 
 
 def _annotate(hit: Hit[Any]) -> None:

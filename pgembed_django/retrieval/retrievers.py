@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, transaction
+from django.db.models import Min
+from pgvector.django import CosineDistance
 from psycopg import sql
 
 from pgembed_django import conf
@@ -28,7 +30,8 @@ from pgembed_django.retrieval.targets import Statement, Target
 CHUNKS_PER_ROW_AT_FIRST = 1.5
 """How many chunks the first statement fetches for each row that is wanted."""
 
-LEXICAL, SEMANTIC = "lexical", "semantic"
+LEXICAL: Final = "lexical"
+SEMANTIC: Final = "semantic"
 
 SCANNED_PER_READ = 5
 """Visiting one neighbour in an index costs as much as reading this many vectors (measured)."""
@@ -179,14 +182,15 @@ class Found(NamedTuple):
     """The chunk has no vector yet: only the lexical retriever can find it."""
 
 
-FoundBy = dict[str, list[Found]]
+Name = Literal["semantic", "lexical"]
+FoundBy = dict[Name, list[Found]]
 """What each retriever found, best first, by the retriever's name."""
 
 
 class Retriever(NamedTuple):
     """A statement that finds the best chunks. ``spread``: fetch this many times as many."""
 
-    name: str
+    name: Name
     text: str
     parameters: dict[str, Any]
     spread: int = 1
@@ -294,6 +298,20 @@ class Retrievers:
         )
         return Retriever(SEMANTIC, text, exact.parameters, index.kind.spread, exact)
 
+    def similarities(self, keys: Sequence[Any], vector: Vector) -> dict[Any, float]:
+        """Return how similar rows are to the query's vector, by key. Some may have no vectors."""
+        if not keys:
+            return {}
+        chunks: Any = self.target.spec.embedding_model._base_manager.using(self.target.using)
+        near = chunks.filter(
+            source_id__in=keys, space_id=self.survey.space.pk, embedding__isnull=False
+        )
+        distance = Min(CosineDistance("embedding", vector))
+        return {
+            key: 1.0 - found
+            for key, found in near.values_list("source_id").annotate(distance).order_by()
+        }
+
     def find(self, retrievers: Sequence[Retriever], *, depth: Depth) -> FoundBy:
         """Return what the retrievers find, one chunk per row."""
         if len(retrievers) > 1 and any(one.exact for one in retrievers):
@@ -327,7 +345,7 @@ class Retrievers:
             chunks_per_row = min(chunks_per_row, self.survey.chunks_per_row)
         return int(depth.rows * chunks_per_row)
 
-    def _look(self, retrievers: Sequence[Retriever], taken: Mapping[str, int]) -> FoundBy:
+    def _look(self, retrievers: Sequence[Retriever], taken: Mapping[Name, int]) -> FoundBy:
         """Return the best chunks of each retriever, at most ``taken`` of them, in any order."""
         if not retrievers:
             return {}

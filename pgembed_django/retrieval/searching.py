@@ -1,4 +1,4 @@
-"""``search`` and ``similar_to``: find by each model's retrievers, fuse by rank, return a page."""
+"""``search`` and ``similar_to``: find by each model's retrievers, fuse, return a page."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class PageOptions(TypedDict, total=False):
     limit: int
     offset: int
     name: str | None
+    min_similarity: float | None
 
 
 class SearchOptions(PageOptions, total=False):
@@ -70,6 +71,7 @@ def search(
     offset: int = 0,
     mode: Mode = "hybrid",
     name: str | None = None,
+    min_similarity: float | None = None,
     language: str | None = None,
     rerank: str | None = None,
 ) -> Results[Any]:
@@ -77,25 +79,36 @@ def search(
 
     ``mode`` is ``hybrid`` (by words and by meaning), ``semantic`` or ``lexical``. For the next
     page, pass ``Results.next_offset`` as ``offset``. ``name`` chooses between several
-    ``@embeddable`` on one model. ``language`` is a full-text configuration or a language code
-    for the words of ``text``: by default that of the rows, or the active language if a column
-    holds that of each row. ``rerank`` names a reranker in ``PGEMBED_RERANKERS``, which orders the
-    first 50 rows anew. If the query cannot be embedded, ``semantic`` and ``hybrid`` search by
-    words only, and ``Results.degraded`` is true.
+    ``@embeddable`` on one model. Rows with a lower cosine than ``min_similarity`` are left out,
+    even if they have the words.
+
+    ``language`` is a full-text configuration or a language code for the words of ``text``: by
+    default that of the rows, or the active language if a column holds that of each row.
+    ``rerank`` names a reranker in ``PGEMBED_RERANKERS``, which orders the first 50 rows anew.
+
+    If the query cannot be embedded, ``semantic`` and ``hybrid`` search by words only, and
+    ``Results.degraded`` is true.
 
     Raises:
-        SearchError: the text, limit, offset, mode, language, reranker or queryset cannot be used.
+        SearchError: a keyword, the text or the queryset cannot be used.
         ImproperlyConfigured: the model is not embeddable, or a setting is wrong.
     """
     targets.check_page(limit, offset)
     if mode not in get_args(Mode):
         raise SearchError(f"mode is {mode!r}. Choose one of {', '.join(get_args(Mode))}.")
+    targets.check_similarity(min_similarity)
+    if min_similarity is not None and mode == "lexical":
+        raise SearchError(
+            f"min_similarity is {min_similarity!r}, but lexical search compares no vectors. Leave "
+            'it out, or choose mode="hybrid" or "semantic".'
+        )
     if not isinstance(text, str):
         raise SearchError(f"Cannot search for {text!r}. Give a string.")
     reranker = None if rerank is None else reranking.named(rerank)
     found = targets.of_several(where, name=name)
     query = texts.clean(text[:MOST_CHARACTERS])
-    questions = [fusion.ask(target, query, mode=mode, language=language) for target in found]
+    ask = partial(fusion.ask, mode=mode, language=language, min_similarity=min_similarity)
+    questions = [ask(target, query) for target in found]
     # Rank one row more than the page has, to know whether there is a next page.
     reach = offset + limit + 1
     if reranker:
@@ -207,6 +220,7 @@ def similar_to(
     offset: int = 0,
     among: QuerySet[Row] | None = None,
     name: str | None = None,
+    min_similarity: float | None = None,
 ) -> Results[Row]:
     """Return the rows that are nearest to ``instance``, which must be embedded already.
 
@@ -218,6 +232,7 @@ def similar_to(
         ImproperlyConfigured: the model is not embeddable.
     """
     targets.check_page(limit, offset)
+    targets.check_similarity(min_similarity)
     if not isinstance(instance, Model):
         raise SearchError(f"Cannot compare {instance!r} with rows. Give a row.")
     everything = instance.__class__._default_manager.using(instance._state.db)
@@ -242,6 +257,7 @@ def similar_to(
         mode="semantic",
         survey=survey,
         pending=query_vectors.known(survey.space, vector),
+        min_similarity=min_similarity,
     )
     answer = fusion.answer(question, reach=offset + limit + 1)
     return _page([answer], limit=limit, offset=offset)

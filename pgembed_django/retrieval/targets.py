@@ -159,6 +159,15 @@ def check_page(limit: int, offset: int) -> None:
         )
 
 
+def check_similarity(least: float | None) -> None:
+    """Raise ``SearchError`` if the least similarity is no cosine. None: there is none."""
+    is_number = isinstance(least, int | float) and not isinstance(least, bool)
+    if least is not None and not (is_number and -1 <= least <= 1):
+        raise SearchError(
+            f"min_similarity is {least!r}. Give a cosine: a number from -1 to 1, or None."
+        )
+
+
 def _is_whole(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool)
 

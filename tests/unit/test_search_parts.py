@@ -13,45 +13,69 @@ from pgembed_django import search, similar_to
 from pgembed_django.retrieval import fusion, statistics
 from pgembed_django.retrieval.searching import PageOptions, SearchOptions
 
-RANKINGS = st.lists(st.lists(st.integers(0, 20), unique=True, max_size=10), max_size=3)
+VALUES = st.dictionaries(
+    st.sampled_from(["semantic", "lexical"]),
+    st.dictionaries(st.integers(0, 20), st.floats(0.0, 50.0), max_size=10),
+)
 
 
 # Fusing
 
 
 def test_what_is_first_in_every_ranking_scores_one():
-    assert fusion.fuse([["a", "b"], ["a", "c"]])["a"] == 1.0
-    assert fusion.fuse([["a", "b"]])["a"] == 1.0
-    assert fusion.fuse([]) == {}
+    both = {"semantic": {"a": 0.8, "b": 0.3}, "lexical": {"a": 12.0, "c": 2.0}}
+
+    assert fusion.fuse(both)["a"] == pytest.approx(1.0)
+    assert fusion.fuse({"semantic": {"a": 0.8, "b": 0.3}})["a"] == 1.0
+    assert fusion.fuse({}) == {}
 
 
-def test_being_in_both_beats_being_first_in_one():
-    assert next(iter(fusion.fuse([["a", "b"], ["c", "b"]]))) == "b"
+def test_being_good_in_both_beats_being_first_in_one():
+    found = {
+        "semantic": {"a": 0.8, "b": 0.7, "x": 0.1},
+        "lexical": {"c": 12.0, "b": 11.0, "x": 1.0},
+    }
+
+    assert next(iter(fusion.fuse(found))) == "b"
 
 
-def test_of_equals_the_earlier_ranking_comes_first():
-    assert list(fusion.fuse([["a"], ["b"]])) == ["a", "b"]
+def test_how_much_better_counts_and_not_the_rank_alone():
+    near = {"a": 0.80, "b": 0.79, "x": 0.1}
+
+    assert next(iter(fusion.fuse({"semantic": near, "lexical": {"b": 12.0, "a": 2.0}}))) == "b"
+    assert next(iter(fusion.fuse({"semantic": near, "lexical": {"a": 12.0, "b": 2.0}}))) == "a"
+
+
+def test_of_equals_the_one_found_by_meaning_comes_first():
+    assert list(fusion.fuse({"semantic": {"a": 0.5, "b": 0.5}})) == ["a", "b"]
 
 
 def test_what_can_be_in_one_ranking_only_is_not_held_back():
-    assert fusion.fuse([["a"], ["b", "a"]], only_in_one={"b"}) == {
-        "a": pytest.approx(43 / 44),
-        "b": 1.0,
+    found = {"semantic": {"a": 0.5}, "lexical": {"b": 2.0, "a": 1.0}}
+
+    assert fusion.fuse(found, only_in_one={"b"})["b"] == pytest.approx(1.0)
+    assert fusion.fuse(found)["b"] == pytest.approx(fusion.WEIGHTS["lexical"])
+
+
+@given(VALUES)
+def test_a_fusion_has_every_item_once_with_falling_scores(values):
+    ordered = {
+        name: dict(sorted(items.items(), key=lambda item: -item[1]))
+        for name, items in values.items()
     }
 
+    fused = fusion.fuse(ordered)
 
-@given(RANKINGS)
-def test_a_fusion_has_every_item_once_with_falling_scores(rankings):
-    fused = fusion.fuse(rankings)
-
-    assert set(fused) == {item for ranking in rankings for item in ranking}
+    assert set(fused) == {item for items in values.values() for item in items}
     assert list(fused.values()) == sorted(fused.values(), reverse=True)
-    assert all(0 < score <= 1 + 1e-9 for score in fused.values())
+    assert all(0 <= score <= 1 + 1e-9 for score in fused.values())
 
 
-@given(st.lists(st.integers(), unique=True))
-def test_one_ranking_keeps_its_order(ranking):
-    assert list(fusion.fuse([ranking])) == ranking
+@given(st.dictionaries(st.integers(), st.floats(-1, 1)))
+def test_one_ranking_keeps_its_order(items):
+    ordered = dict(sorted(items.items(), key=lambda item: -item[1]))
+
+    assert list(fusion.fuse({"semantic": ordered})) == list(ordered)
 
 
 # Words
