@@ -1,7 +1,8 @@
 """The best hand-written SQL for what a hybrid search finds: one statement, no checks.
 
-It is given what a search has to find out: the space and its width, the tsqueries, and the best
-plan. It relies on each row having exactly one chunk.
+It is given what a search has to find out: the space and its width, how rare the words are, how
+long passages are, which of them can be among the best fifty, and the best plan. It relies on each
+row having exactly one chunk.
 """
 
 from __future__ import annotations
@@ -21,33 +22,52 @@ PASSING = "SELECT id FROM app_article WHERE is_public AND views < %(below)s"
 HYBRID = """
     WITH {passing}
     near AS MATERIALIZED (
-        SELECT source_id, id, row_number() OVER (ORDER BY distance, id) AS place
+        SELECT source_id, id, value
         FROM (
-            SELECT source_id, id, {distance} AS distance
+            SELECT source_id, id, 1 - ({distance}) AS value
             FROM app_articleembedding
             WHERE space_id = %(space)s {filter}
-            ORDER BY distance
+            ORDER BY {distance}
             LIMIT 150
         ) AS nearest
-        ORDER BY distance, id
+        ORDER BY value DESC, id
         LIMIT 100
     ),
+    counted AS MATERIALIZED (
+        SELECT source_id, id, {counts}, ts_rank(%(ones)s, fulltext, %(any)s::tsquery, 2) AS per_word
+        FROM app_articleembedding
+        WHERE space_id = %(space)s {filter}
+          AND fulltext @@ %(finding)s::tsquery
+    ),
+    normed AS MATERIALIZED (
+        SELECT *, {sum} / per_word AS norm
+        FROM counted
+    ),
     worded AS MATERIALIZED (
-        SELECT source_id, id, row_number() OVER (ORDER BY rank DESC, id) AS place
-        FROM (
-            SELECT source_id, id, ts_rank(fulltext, %(ranking)s::tsquery, 1) AS rank
-            FROM app_articleembedding
-            WHERE space_id = %(space)s {filter}
-              AND fulltext @@ %(finding)s::tsquery
-            ORDER BY rank DESC, id
-            LIMIT 100
-        ) AS best
+        SELECT source_id, id, {score} AS value
+        FROM normed
+        ORDER BY value DESC, id
+        LIMIT 100
     ),
     fused AS (
-        SELECT source_id, min(id) AS id, sum(1.0 / (20 + place)) AS score
-        FROM (SELECT * FROM near UNION ALL SELECT * FROM worded) AS found
+        SELECT source_id, min(id) AS id, sum(part) AS score
+        FROM (
+            SELECT
+                source_id,
+                id,
+                0.5 * (value - min(value) OVER ())
+                    / nullif(max(value) OVER () - min(value) OVER (), 0) AS part
+            FROM near
+            UNION ALL
+            SELECT
+                source_id,
+                id,
+                0.5 * (value - min(value) OVER ())
+                    / nullif(max(value) OVER () - min(value) OVER (), 0)
+            FROM worded
+        ) AS found
         GROUP BY source_id
-        ORDER BY score DESC
+        ORDER BY score DESC NULLS LAST
         LIMIT 10
     )
     SELECT
@@ -57,13 +77,20 @@ HYBRID = """
         chunk.start_offset,
         chunk.end_offset,
         ts_headline(
-            'english', chunk.passage, %(ranking)s::tsquery,
+            'english', chunk.passage, %(any)s::tsquery,
             'HighlightAll=true, StartSel=<mark>, StopSel=</mark>'
         )
     FROM fused
     JOIN app_article AS article ON article.id = fused.source_id
     JOIN app_articleembedding AS chunk ON chunk.id = fused.id
     ORDER BY fused.score DESC
+"""
+
+# What is left of the sum of 1/1 + 1/4 + 1/9 and so on tells how often a passage has the word.
+COUNT = "1.6449340668 * ts_rank(%(ones)s, fulltext, %(word_{at})s::tsquery) AS r{at}"
+SCORE = """
+    {bound} * round(1 / (1.6449340668 - r{at}) - 0.5)
+        / (round(1 / (1.6449340668 - r{at}) - 0.5) + {short} + {long} * norm)
 """
 
 BY_INDEX = "embedding::vector(256) <=> %(vector)s"
@@ -95,26 +122,52 @@ class Prepared(NamedTuple):
 def prepare(question: str, *, space: Any, below: int | None, way: str) -> Prepared:
     """Return the statement for a question, with all that a search would have to find out."""
     from benchmarks.app.models import Article
-    from pgembed_django.retrieval import query_vectors, retrievers, statistics, targets
+    from pgembed_django import conf
+    from pgembed_django.retrieval import (
+        bm25,
+        fusion,
+        query_vectors,
+        retrievers,
+        statistics,
+        targets,
+    )
 
-    survey = statistics.survey(targets.of(Article, name=None), question)
+    rows = Article.objects.filter(views__lt=below) if below else Article.objects.all()
+    target = targets.of(rows, name=None)
+    survey: Any = statistics.survey(target, question)
+    both: Any = retrievers.of(target, survey, within=bool(below))
+    depth = fusion.SHALLOW
+    best = both.find([both.lexical(depth=depth)], depth=depth)["lexical"]
+    least = best[depth.results - 1].value if len(best) >= depth.results else 0.0
     vector = query_vectors.vectors.ask(space, question).vector()
     with connection.cursor() as cursor:
         cursor.execute(SESSION)
     distance, is_shared = WAYS[way]
     passing = "SELECT id FROM passing" if is_shared else PASSING
+    k1, b = conf.current().bm25_k1, conf.current().bm25_b
+    places = range(len(both.words))
     return Prepared(
         HYBRID.format(
             passing=f"passing AS MATERIALIZED ({PASSING})," if is_shared else "",
             distance=distance,
             filter=f"AND source_id IN ({passing})" if below else "",
+            counts=", ".join(COUNT.format(at=at) for at in places),
+            sum="(" + " + ".join(f"r{at}" for at in places) + f") / 1.6449340668 / {len(places)}",
+            score=" + ".join(
+                SCORE.format(
+                    at=at, bound=word.bound, short=k1 * (1 - b), long=k1 * b / both.known.length
+                )
+                for at, word in enumerate(both.words)
+            ),
         ),
         {
             "space": space.pk,
             "below": below,
-            "finding": survey.words.finding,
-            "ranking": survey.words.ranking,
+            "ones": "{1, 1, 1, 1}",
+            "any": bm25.any_of(word.lexeme for word in both.words),
+            "finding": bm25.condition(both.words, least=least),
             "vector": retrievers.literal(vector),
+            **{f"word_{at}": bm25.quoted(word.lexeme) for at, word in enumerate(both.words)},
         },
     )
 

@@ -2,8 +2,8 @@
 
 They search passages of installed packages, embedded by WordLlama, for the questions of
 ``benchmarks/judged``. Both sides get the query's vector for free; its cost is printed separately.
-The bars: our p50 is at most 1.2 times that of the best of four hand-written statements, and the
-index finds 98 % of the first ten that reading all vectors finds. The four statements use the
+The bars: our p50 is at most 1.2 times that of the best of four hand-written statements, or 3 ms
+more, and the index finds 98 % of the first ten that reading all vectors finds. The four statements use the
 vector index or read all rows that pass the filter, and filter once or in each arm.
 """
 
@@ -24,9 +24,10 @@ from benchmarks import judged, postgres
 from benchmarks.search import by_hand, by_words, installed
 
 MOST_RATIO = 1.2
+MOST_MORE = 0.003
 LEAST_RECALL = 0.98
 LEAST_SAME = 0.9
-RECALLED_ROWS = 50_000
+LARGE = 50_000
 PILOT = 20
 SHARES = {"all": None, "50 %": 500, "10 %": 100, "1 %": 10, "0.1 %": 1}
 
@@ -71,8 +72,16 @@ def run(options: argparse.Namespace) -> int:
 
 def is_missed(figures: Figures, *, counts_only: bool) -> bool:
     """Return whether a bar was missed at one size."""
-    slow = figures["most times by hand"] > MOST_RATIO and not counts_only
+    slow = not counts_only and (
+        any(_is_slow(line) for line in figures["shares"].values())
+        or (figures["rows"] >= LARGE and by_words.is_missed(figures["by words"]))
+    )
     return slow or figures["recall@10"] < LEAST_RECALL or figures["same answer"] < LEAST_SAME
+
+
+def _is_slow(line: dict[str, float]) -> bool:
+    ours, theirs = line["ours p50"], line["by hand p50"]
+    return ours > MOST_RATIO * theirs and ours > theirs + MOST_MORE
 
 
 def measure(wanted: int, options: argparse.Namespace) -> Figures:
@@ -113,14 +122,18 @@ def measure(wanted: int, options: argparse.Namespace) -> Figures:
     }
     words = by_words.measure(questions, rounds=options.rounds)
     worst = max(line["times by hand"] for line in lines.values())
-    print(f"p50 at the most {worst:.2f} times that by hand, to reach: {MOST_RATIO}")
+    more = max(line["ours p50"] - line["by hand p50"] for line in lines.values())
+    print(
+        f"p50 at the most {worst:.2f} times that by hand, to reach: {MOST_RATIO}, and at the most "
+        f"{_ms(more)} more, to reach otherwise: {_ms(MOST_MORE)}"
+    )
     return {
         "rows": rows,
         "shares": lines,
         "by words": words,
         "most times by hand": worst,
         "same answer": min(line["same answer"] for line in lines.values()),
-        "recall@10": _recall(space, questions) if rows >= RECALLED_ROWS else 1.0,
+        "recall@10": _recall(space, questions) if rows >= LARGE else 1.0,
     }
 
 

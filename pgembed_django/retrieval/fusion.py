@@ -39,15 +39,6 @@ MOMENT_SECONDS = 0.005
 
 Item = TypeVar("Item", bound=Hashable)
 
-WEIGHTS: Mapping[Name, float] = {SEMANTIC: 0.4, LEXICAL: 0.6}
-"""How much each retriever counts in a fusion.
-
-Better than reciprocal rank fusion, which does not tell a word that settles the matter from one
-that hardly counts. Measured on the tuning questions: see ``benchmarks/NOTES.md``.
-
-Source: Bruch, Gai, Ingber, "An Analysis of Fusion Functions for Hybrid Retrieval", 2023.
-"""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
@@ -212,17 +203,21 @@ def fuse(
 ) -> dict[Item, float]:
     """Return the items of all retrievers with their scores, best first.
 
-    ``values`` has each retriever's items, best first, with the values that it ranks them by. An
-    item that is first in every retriever scores 1. On a tie, the item of the earlier retriever
-    comes first. Items in ``only_in_one`` only one retriever can find, so what they score there
-    counts for the other ones too.
+    ``values`` has each retriever's items, best first, with the values that it ranks them by. A
+    score is the mean over the retrievers: 1 for what is first in all. On a tie, the item of the
+    earlier retriever comes first. Items in ``only_in_one`` only one retriever can find, so what
+    they score there counts for the others too.
+
+    It finds better than the fusion of ranks, which does not see by how much one is better than the
+    next: ``benchmarks/NOTES.md``.
+
+    Source: Bruch, Gai, Ingber, "An Analysis of Fusion Functions for Hybrid Retrieval", 2023.
     """
-    whole = sum(WEIGHTS[name] for name in values)
     scores: dict[Item, float] = {}
-    for name, items in values.items():
+    for items in values.values():
         for item, part in _normalized(items).items():
-            weight = whole if item in only_in_one else WEIGHTS[name]
-            scores[item] = scores.get(item, 0.0) + weight / whole * part
+            share = 1.0 if item in only_in_one else 1.0 / len(values)
+            scores[item] = scores.get(item, 0.0) + share * part
     return dict(sorted(scores.items(), key=lambda scored: -scored[1]))
 
 

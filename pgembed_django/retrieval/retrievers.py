@@ -236,7 +236,7 @@ class Retrievers:
             "any": bm25.any_of([word.lexeme for word in words]),
             "k1": conf.usable("bm25_k1"),
             "b": conf.usable("bm25_b"),
-            "length": self._known.length,
+            "length": self.known.length,
             "most_scored": MOST_SCORED,
         }
         for name, word in zip(names, words, strict=True):
@@ -244,7 +244,7 @@ class Retrievers:
         return Retriever(LEXICAL, text, self._parameters | wanted, least=least)
 
     @cached_property
-    def _known(self) -> Frequencies:
+    def known(self) -> Frequencies:
         """What is known of all passages of the space, whichever pass the filter."""
         return frequencies.of(
             self.target.using,
@@ -258,7 +258,7 @@ class Retrievers:
     def words(self) -> list[Word]:
         """The words of the query, the most telling first."""
         return frequencies.words(
-            self._known,
+            self.known,
             self.survey.words.times,
             using=self.target.using,
             spec=self.target.spec,
@@ -269,26 +269,24 @@ class Retrievers:
         """Return a score that about ``most`` of the passages to rank can reach. Zero: all can."""
         if self.survey.words.required:
             return 0.0
-        passages = self._known.passages
+        passages = self.known.passages
         least = bm25.threshold(self.words, passages=passages, most=most)
-        if least and self.among:
+        if least and self._passing is not None:
             passages = min(passages, self._passing * min(self.survey.chunks_per_row, 2.0))
             least = bm25.threshold(self.words, passages=passages, most=most)
         return least
 
     @cached_property
-    def _passing(self) -> int:
-        """How many rows pass the filter, as the planner expects."""
-        return estimate(self.target.using, self.among) if self.among else 0
+    def _passing(self) -> int | None:
+        """How many rows pass the filter, as the planner expects. None: there is no filter."""
+        return estimate(self.target.using, self.among) if self.among else None
 
     def semantic(self, vector: Vector, *, depth: Depth) -> Retriever:
         """Return the retriever that finds the chunks nearest to the query's vector."""
         wanted = {"vector": literal(vector)}
         exact = Retriever(SEMANTIC, self._fill(BY_READING), self._parameters | wanted)
         index = self.survey.vector_index
-        if index is None or (
-            self.among and is_exact(self._passing, chunks=self.survey.chunks, taken=depth.rows)
-        ):
+        if index is None or is_exact(self._passing, chunks=self.survey.chunks, taken=depth.rows):
             return exact
         text = self._fill(
             BY_INDEX,
@@ -435,12 +433,14 @@ def literal(vector: Vector) -> str:
     return ("[" + ",".join(["%.9g"] * len(vector)) + "]") % tuple(vector.tolist())
 
 
-def is_exact(passing: int, *, chunks: float, taken: int) -> bool:
+def is_exact(passing: int | None, *, chunks: float, taken: int) -> bool:
     """Return whether reading the vectors of the rows that pass is cheaper than reading the index.
 
     The index has the ``chunks`` chunks of all rows, so to return ``taken`` of those that pass it
-    visits about ``chunks * taken / passing``.
+    visits about ``chunks * taken / passing``. None: all rows pass.
     """
+    if passing is None:
+        return False
     return passing * passing <= SCANNED_PER_READ * max(chunks, 1.0) * taken
 
 
