@@ -15,7 +15,7 @@ from django.utils.connection import ConnectionDoesNotExist
 from pgvector import Vector
 from psycopg import sql
 
-from pgembed_django.core import database, faults, postgres
+from pgembed_django.core import database, faults, languages, postgres
 from pgembed_django.core.faults import Fault
 from pgembed_django.declaration.specs import Spec
 
@@ -70,7 +70,7 @@ REPLACE = """
         COALESCE(new.embedding, reused.embedding),
         COALESCE(reused.was_cut, new.was_cut),
         -- NULL if no words are stored.
-        to_tsvector(new.language::regconfig, new.passage),
+        to_tsvector(new.language::regconfig, translate(new.passage, %(joints)s, %(gaps)s)),
         new.language
     FROM unnest(
         %(source_pks)b::text[],
@@ -382,6 +382,7 @@ def _replace(spec: Spec, parts: Collection[Part], using: str, *, only_text: bool
         embeddings=[found and Vector(found.vector) for found in embedded],
         was_cut=[found is not None and found.was_cut for found in embedded],
         languages=[part.plan.language for part, _ in rows],
+        **languages.APART,
     )
 
 

@@ -28,7 +28,10 @@ CHUNKS = """
         passage, chunk_digest, text_digest, embedding
     ) FROM STDIN
 """
-FULLTEXT = "UPDATE app_articleembedding SET fulltext = to_tsvector('english', passage)"
+FULLTEXT = """
+    UPDATE app_articleembedding
+    SET fulltext = to_tsvector('english', translate(passage, './@-~', '     '))
+"""
 
 
 def passages() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Full-text configurations of languages, by language code. Pure."""
+"""What full-text search takes for a word, and its configurations by language code. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from collections.abc import Collection
 
 FALLBACK = "simple"
 """The configuration for languages that have none: it changes no word but for its case."""
+
+JOINTS = "./@-~"
+"""Postgres takes what these join for one word: a path, an address, a name with dots."""
+
+GAPS = " " * len(JOINTS)
+
+APART = {"joints": JOINTS, "gaps": GAPS}
+"""Parameters of a statement that does what ``apart`` does."""
 
 OF_CODES = {
     "ar": "arabic",
@@ -44,6 +52,11 @@ OF_CODES = {
 
 CODE = re.compile(r"([a-z]{2})(?:-.+|_[a-z]{2})?", re.IGNORECASE)
 """A language code, such as ``de``, ``de-at`` or ``pt_BR``."""
+
+
+def apart(text: str) -> str:
+    """Return a text of the same length whose words Postgres takes one by one."""
+    return text.translate(str.maketrans(JOINTS, GAPS))
 
 
 def configuration(language: str) -> str:

@@ -187,7 +187,7 @@ def _rank(
             for rank, one in enumerate(found[name], start=1):
                 matches[one.key].append(Matched(name, rank, one.value, one.chunk))
         waiting = {one.key for one in found.get(LEXICAL, ()) if one.waits}
-        fused = fuse(values, only_in_one=waiting)
+        fused = fuse(values, only_in_one=waiting, depth=depth)
         if similar is not None and least is not None:
             fused = {key: score for key, score in fused.items() if similar.get(key, -2) >= least}
         for key, score in list(fused.items())[: min(depth.results, reach)]:
@@ -199,14 +199,18 @@ def _rank(
 
 
 def fuse(
-    values: Mapping[Name, Mapping[Item, float]], *, only_in_one: Collection[Item] = ()
+    values: Mapping[Name, Mapping[Item, float]],
+    *,
+    only_in_one: Collection[Item] = (),
+    depth: Depth = SHALLOW,
 ) -> dict[Item, float]:
     """Return the items of all retrievers with their scores, best first.
 
     ``values`` has each retriever's items, best first, with the values that it ranks them by. A
-    score is the mean over the retrievers: 1 for what is first in all. On a tie, the item of the
-    earlier retriever comes first. Items in ``only_in_one`` only one retriever can find, so what
-    they score there counts for the others too.
+    score is the mean over the retrievers: 1 for what is first in all, 0 for the last result of a
+    depth and for what is not found. On a tie, the item of the earlier retriever comes first. Items
+    in ``only_in_one`` only one retriever can find, so what they score there counts for the others
+    too.
 
     It finds better than the fusion of ranks, which does not see by how much one is better than the
     next: ``benchmarks/NOTES.md``.
@@ -215,17 +219,20 @@ def fuse(
     """
     scores: dict[Item, float] = {}
     for items in values.values():
-        for item, part in _normalized(items).items():
+        for item, part in _normalized(items, depth).items():
             share = 1.0 if item in only_in_one else 1.0 / len(values)
             scores[item] = scores.get(item, 0.0) + share * part
     return dict(sorted(scores.items(), key=lambda scored: -scored[1]))
 
 
-def _normalized(items: Mapping[Item, float]) -> dict[Item, float]:
-    """Return the values from 1 for the best item to 0 for the last."""
-    best, last = max(items.values(), default=0.0), min(items.values(), default=0.0)
+def _normalized(items: Mapping[Item, float], depth: Depth) -> dict[Item, float]:
+    """Return the values from 1 for the best item to 0 for the last result, and for those after."""
+    results = list(items.values())[: depth.results]
+    best, last = (results[0], results[-1]) if results else (0.0, 0.0)
     span = best - last
-    return {item: (value - last) / span if span > 0 else 1.0 for item, value in items.items()}
+    return {
+        item: max(value - last, 0.0) / span if span > 0 else 1.0 for item, value in items.items()
+    }
 
 
 def _ranked(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate, pairwise
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from django.db import DatabaseError
@@ -372,8 +373,8 @@ def _headline_parameters(using: str, words: Words | None) -> dict[str, Any]:
         "language": words.language if words else languages.FALLBACK,
         "words": words.any if words else "",
         # What has no replacement is removed.
-        "replaced": ("<" if marks.less_than else "") + "".join(marks),
-        "replacement": marks.less_than,
+        "replaced": languages.JOINTS + ("<" if marks.less_than else "") + "".join(marks),
+        "replacement": languages.GAPS + marks.less_than,
         "marks": f"StartSel={marks.opens}, StopSel={marks.closes}",
     }
 
@@ -382,11 +383,15 @@ def highlighted(
     headline: str, *, passage: str, marks: Marks
 ) -> tuple[tuple[tuple[int, int], ...], SafeString]:
     """Return where in the passage the headline's marked words are, and the headline as HTML."""
-    if marks.less_than:
-        headline = headline.replace(marks.less_than, "<")
     pieces = re.split(f"[{marks.opens}{marks.closes}]", headline)
+    parsed = languages.apart(passage)
+    if marks.less_than:
+        parsed = parsed.replace("<", marks.less_than)
     # Not found if characters or tags of the passage were removed.
-    start = passage.find("".join(pieces))
+    start = parsed.find("".join(pieces))
+    if start >= 0:
+        ends = [start, *accumulate(map(len, pieces), initial=start)][1:]
+        pieces = [passage[begin:end] for begin, end in pairwise(ends)]
     places = []
     parts = ["… " if start > 0 else ""]
     place = start

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
@@ -79,6 +80,8 @@ MOST_WITH_OPERATORS = 12
 
 OPERATOR = re.compile(r'-?"[^"]*\w[^"]*"|(?<!\S)-\w\S*')
 """A quoted phrase, or an excluded word or phrase."""
+
+QUOTE = '"'
 
 EITHER = re.compile(r"\sor\s", re.IGNORECASE)
 
@@ -268,8 +271,16 @@ def parted(text: str) -> tuple[str, str]:
     Any of the words is enough. A quoted phrase must be there as it is, and what follows a minus
     sign must not. With an ``or`` between them, the query as a whole is required.
     """
-    operators = OPERATOR.findall(text)
+    operators = [_operator(found) for found in OPERATOR.findall(text)]
     if not operators or len(text.split()) > MOST_WITH_OPERATORS:
-        return text, ""
-    words = OPERATOR.sub(lambda found: "" if found[0].startswith("-") else found[0], text)
-    return words, text if EITHER.search(words) else " ".join(operators)
+        return languages.apart(text), ""
+    others = [languages.apart(between) for between in OPERATOR.split(text)]
+    words = " ".join([*others, *(one for one in operators if not one.startswith("-"))])
+    whole = "".join(map("".join, zip_longest(others, operators, fillvalue="")))
+    return words, whole if EITHER.search(whole) else " ".join(operators)
+
+
+def _operator(text: str) -> str:
+    """Return a phrase or an exclusion, whose words Postgres takes one by one."""
+    sign = "-" if text.startswith("-") else ""
+    return f'{sign}"{languages.apart(text).replace(QUOTE, " ").strip()}"'

@@ -10,6 +10,7 @@ from psycopg import sql
 
 from pgembed_django import store
 from pgembed_django.core import database
+from pgembed_django.core.languages import APART
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import StagedVector
 
@@ -74,7 +75,9 @@ WORDS = """
 MEND = """
     UPDATE {table} AS chunk
     SET
-        fulltext = to_tsvector(mended.language::regconfig, chunk.passage),
+        fulltext = to_tsvector(
+            mended.language::regconfig, translate(chunk.passage, %(joints)s, %(gaps)s)
+        ),
         language = mended.language
     FROM unnest(%(ids)s::bigint[], %(languages)s::text[]) AS mended(id, language)
     WHERE chunk.id = mended.id
@@ -135,7 +138,7 @@ def mend(spec: Spec, languages: Mapping[int, str | None], *, using: str) -> int:
     Those that others have locked are left.
     """
     wanted = {"ids": [*languages], "languages": [*languages.values()]}
-    return len(store.send(spec, MEND, using=using, **wanted)())
+    return len(store.send(spec, MEND, using=using, **wanted, **APART)())
 
 
 def ends(spec: Spec, *, using: str) -> tuple[int, int] | None:
@@ -181,7 +184,7 @@ def take_back(spec: Spec, space_id: int, *, since: datetime, limit: int, using: 
     """
     StagedVector.objects.using(using).filter(space=space_id, created_at__gte=since).delete()
     wanted = {"space": space_id, "since": since, "limit": limit}
-    return bool(store.send(spec, TAKE_BACK, using=using, **wanted)())
+    return bool(store.send(spec, TAKE_BACK, using=using, **wanted, **APART)())
 
 
 def is_to_be_taken_back(spec: Spec, space_id: int, *, since: datetime, using: str) -> bool:
