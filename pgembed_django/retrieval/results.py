@@ -390,8 +390,10 @@ def highlighted(
     # Not found if characters or tags of the passage were removed.
     start = parsed.find("".join(pieces))
     if start >= 0:
-        ends = [start, *accumulate(map(len, pieces), initial=start)][1:]
+        ends = accumulate(map(len, pieces), initial=start)
         pieces = [passage[begin:end] for begin, end in pairwise(ends)]
+    elif marks.less_than:
+        pieces = [piece.replace(marks.less_than, "<") for piece in pieces]
     places = []
     parts = ["… " if start > 0 else ""]
     place = start

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final, Literal, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
@@ -215,22 +215,7 @@ class Retrievers:
     def _by_words(self, least: float) -> Retriever:
         words, required = self.words, self.survey.words.required
         finding = bm25.condition(words, least=least)
-        names = [f"word_{number}" for number in range(len(words))]
-        ranks = [sql.Identifier(f"rank_{number}") for number in range(len(words))]
-        times = [sql.SQL(TIMES).format(rank=rank) for rank in ranks]
-        text = self._fill(
-            BY_WORDS,
-            score=sql.SQL(" + ").join(
-                sql.SQL(SCORE).format(bound=sql.Placeholder(f"bound_{name}"), times=one)
-                for name, one in zip(names, times, strict=True)
-            ),
-            ranks=sql.SQL(" + ").join(ranks),
-            number=sql.Literal(len(words)),
-            columns=sql.SQL(", ").join(
-                sql.SQL(RANK).format(word=sql.Placeholder(name), rank=rank)
-                for name, rank in zip(names, ranks, strict=True)
-            ),
-        )
+        text = self._fill(BY_WORDS, **_of_words(len(words)))
         wanted: dict[str, Any] = {
             "finding": f"({required}) & ({finding})" if required else finding,
             "any": bm25.any_of([word.lexeme for word in words]),
@@ -239,8 +224,8 @@ class Retrievers:
             "length": self.known.length,
             "most_scored": MOST_SCORED,
         }
-        for name, word in zip(names, words, strict=True):
-            wanted |= {name: bm25.quoted(word.lexeme), f"bound_{name}": word.bound}
+        for number, word in enumerate(words):
+            wanted |= {f"word_{number}": bm25.quoted(word.lexeme), f"bound_{number}": word.bound}
         return Retriever(LEXICAL, text, self._parameters | wanted, least=least)
 
     @cached_property
@@ -397,6 +382,26 @@ class Retrievers:
         if lower < least:
             return self._by_words(lower)
         return None if is_enough else self._by_words(0.0)
+
+
+@cache
+def _of_words(number: int) -> dict[str, sql.SQL]:
+    """Return the parts of ``BY_WORDS`` that there are of each word."""
+    ranks = [sql.Identifier(f"rank_{one}") for one in range(number)]
+    times = [sql.SQL(TIMES).format(rank=rank) for rank in ranks]
+    parts = {
+        "score": sql.SQL(" + ").join(
+            sql.SQL(SCORE).format(bound=sql.Placeholder(f"bound_{one}"), times=times[one])
+            for one in range(number)
+        ),
+        "ranks": sql.SQL(" + ").join(ranks),
+        "number": sql.Literal(number),
+        "columns": sql.SQL(", ").join(
+            sql.SQL(RANK).format(word=sql.Placeholder(f"word_{one}"), rank=ranks[one])
+            for one in range(number)
+        ),
+    }
+    return {name: sql.SQL(part.as_string(None)) for name, part in parts.items()}
 
 
 def of(target: Target[Any], survey: Survey, *, within: bool) -> Retrievers | None:

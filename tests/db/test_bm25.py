@@ -226,3 +226,15 @@ def test_a_new_index_comes_with_statistics_of_a_thousand_words(texts, settings):
         )
         [words] = cursor.fetchone()
     assert set(words) == set(VOCABULARY)
+
+
+def test_a_name_with_dots_is_found_by_each_of_its_words_and_marked(run_jobs):
+    note = Note.objects.create(body="see /usr/share/doc, os.path.join or ask@example.org")
+    run_jobs()
+
+    for word in ("path", "os.path", "example", "share"):
+        [hit] = search(Note, word, mode="lexical").hits
+        assert hit.instance == note
+        assert {hit.passage[start:end] for start, end in hit.marks} == set(word.split("."))
+    assert not search(Note, '"path os"', mode="lexical").hits
+    assert not search(Note, "see -os.path", mode="lexical").hits
