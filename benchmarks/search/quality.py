@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks import judged, postgres
 from benchmarks.judged import Question
-from benchmarks.search import corpus
+from benchmarks.search import corpus, fusions
 from benchmarks.search.peer import Bm25s
 
 MODES = ("lexical", "semantic", "hybrid")
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add options for the model, and for printing each question's scores."""
     parser.add_argument("--model", choices=list(corpus.MODELS), default="wordllama")
     parser.add_argument("--part", choices=["tuning", "held-out"], help="only this one")
+    parser.add_argument("--fusions", action="store_true", help="compare ways to fuse")
     parser.add_argument("--each", action="store_true", help="print each question")
 
 
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         corpus.fill()
         status = 0
         for part in [options.part] if options.part else ["tuning", "held-out"]:
-            scores = measure(part, each=options.each)
+            scores = measure(part, each=options.each, with_fusions=options.fusions)
             if part == "held-out":
                 status = reached(scores)
         from django.db import connections
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     return status
 
 
-def measure(part: str, *, each: bool) -> Scores:
+def measure(part: str, *, each: bool, with_fusions: bool) -> Scores:
     """Print the means over one part of the questions. Return each question's nDCG, by mode."""
     from library.models import Entry
 
@@ -67,6 +68,8 @@ def measure(part: str, *, each: bool) -> Scores:
             statistics.fmean(scores[name]),
         )
         print(f"{name:16}" + "".join(f"{mean:12.3f}" for mean in means))
+    if with_fusions:
+        fusions.compare(public, asked)
     if each:
         for number, one in enumerate(asked):
             print(" ".join(f"{ndcgs[number]:.2f}" for ndcgs in scores.values()), one.text)
