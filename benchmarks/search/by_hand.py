@@ -55,16 +55,14 @@ HYBRID = """
             SELECT
                 source_id,
                 id,
-                0.5 * (value - min(value) OVER ())
-                    / nullif(max(value) OVER () - min(value) OVER (), 0) AS part
-            FROM near
+                0.5 * greatest(value - last, 0) / nullif(max(value) OVER () - last, 0) AS part
+            FROM near, coalesce((SELECT value FROM near OFFSET 50 LIMIT 1), -1) AS last
             UNION ALL
             SELECT
                 source_id,
                 id,
-                0.5 * (value - min(value) OVER ())
-                    / nullif(max(value) OVER () - min(value) OVER (), 0)
-            FROM worded
+                0.5 * greatest(value - last, 0) / nullif(max(value) OVER () - last, 0)
+            FROM worded, coalesce((SELECT value FROM worded OFFSET 50 LIMIT 1), 0) AS last
         ) AS found
         GROUP BY source_id
         ORDER BY score DESC NULLS LAST

@@ -71,7 +71,7 @@ def _by_scores(share: float) -> Callable[[Found], list[str]]:
 
         scores: dict[str, float] = defaultdict(float)
         for weight, entries in ((share, found["semantic"]), (1 - share, found["lexical"])):
-            values = list(entries.values())[: SHALLOW.results]
+            values = [*entries.values(), 0.0][: SHALLOW.results]
             for name, value in entries.items():
                 span = values[0] - values[-1]
                 scores[name] += weight * max(value - values[-1], 0) / (span or 1)

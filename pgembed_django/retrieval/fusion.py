@@ -218,17 +218,19 @@ def fuse(
     Source: Bruch, Gai, Ingber, "An Analysis of Fusion Functions for Hybrid Retrieval", 2023.
     """
     scores: dict[Item, float] = {}
-    for items in values.values():
-        for item, part in _normalized(items, depth).items():
+    for name, items in values.items():
+        for item, part in _normalized(name, items, depth).items():
             share = 1.0 if item in only_in_one else 1.0 / len(values)
             scores[item] = scores.get(item, 0.0) + share * part
     return dict(sorted(scores.items(), key=lambda scored: -scored[1]))
 
 
-def _normalized(items: Mapping[Item, float], depth: Depth) -> dict[Item, float]:
+def _normalized(name: Name, items: Mapping[Item, float], depth: Depth) -> dict[Item, float]:
     """Return the values from 1 for the best item to 0 for the last result, and for those after."""
     results = list(items.values())[: depth.results]
     best, last = (results[0], results[-1]) if results else (0.0, 0.0)
+    if name == LEXICAL and len(results) < depth.results:
+        last = 0.0  # all others have none of the words
     span = best - last
     return {
         item: max(value - last, 0.0) / span if span > 0 else 1.0 for item, value in items.items()

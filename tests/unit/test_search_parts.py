@@ -33,7 +33,7 @@ def test_what_is_first_in_every_ranking_scores_one():
 def test_being_good_in_both_beats_being_first_in_one():
     found = {
         "semantic": {"a": 0.8, "b": 0.7, "x": 0.1},
-        "lexical": {"c": 12.0, "b": 11.0, "x": 1.0},
+        "lexical": {"c": 12.0, "b": 11.0},
     }
 
     assert next(iter(fusion.fuse(found))) == "b"
@@ -44,6 +44,13 @@ def test_how_much_better_counts_and_not_the_rank_alone():
 
     assert next(iter(fusion.fuse({"semantic": near, "lexical": {"b": 12.0, "a": 2.0}}))) == "b"
     assert next(iter(fusion.fuse({"semantic": near, "lexical": {"a": 12.0, "b": 2.0}}))) == "a"
+
+
+def test_a_word_that_few_rows_have_lifts_all_of_them():
+    near = {number: 0.9 - number / 100 for number in range(60)}
+    found = {"semantic": near, "lexical": {40: 3.0, 45: 2.9}}
+
+    assert list(fusion.fuse(found))[:3] == [40, 45, 0]
 
 
 def test_of_equals_the_one_found_by_meaning_comes_first():
