@@ -11,7 +11,7 @@ from pgembed_django.exceptions import PgembedError
 
 MOST = 3
 LEAST_SIMILARITY = 0.25
-"""To recall a memory that shares no word with the message."""
+"""The least cosine similarity of a memory and the message for which it is recalled."""
 
 NEARLY_THE_SAME = 0.9
 """The cosine similarity from which a newer memory supersedes an older one."""
@@ -24,12 +24,9 @@ def current(tenant: str) -> QuerySet[Memory]:
 def recall(tenant: str, message: str) -> list[Memory]:
     """Return the tenant's memories that match a message best, or none if it cannot be searched."""
     try:
-        hits = search(current(tenant), message, limit=MOST).hits
+        return list(search(current(tenant), message, limit=MOST, min_similarity=LEAST_SIMILARITY))
     except (PgembedError, ImproperlyConfigured):
         return []
-    return [
-        hit.instance for hit in hits if hit.similarity is None or hit.similarity >= LEAST_SIMILARITY
-    ]
 
 
 def former_wordings(memory: Memory) -> list[Memory]:
@@ -40,5 +37,4 @@ def former_wordings(memory: Memory) -> list[Memory]:
     """
     # Only older ones: no two memories ever supersede each other.
     older = current(memory.tenant).filter(pk__lt=memory.pk)
-    found = similar_to(memory, among=older, limit=20)
-    return [hit.instance for hit in found.hits if (hit.similarity or 0) >= NEARLY_THE_SAME]
+    return list(similar_to(memory, among=older, limit=20, min_similarity=NEARLY_THE_SAME))
