@@ -289,11 +289,10 @@ class Retrievers:
         near = chunks.filter(
             source_id__in=keys, space_id=self.survey.space.pk, embedding__isnull=False
         )
-        distance = Min(CosineDistance("embedding", vector))
-        return {
-            key: 1.0 - found
-            for key, found in near.values_list("source_id").annotate(distance).order_by()
-        }
+        nearest = near.values_list("source_id").annotate(
+            distance=Min(CosineDistance("embedding", vector))
+        )
+        return {key: 1.0 - distance for key, distance in nearest.order_by()}
 
     def find(self, retrievers: Sequence[Retriever], *, depth: Depth) -> FoundBy:
         """Return what the retrievers find, one chunk per row."""
