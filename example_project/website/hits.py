@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from blog.models import Article
 from django.core.exceptions import ImproperlyConfigured
@@ -12,8 +13,10 @@ from library.models import Entry
 
 from pgembed_django import search, similar_to
 from pgembed_django.exceptions import PgembedError
+from pgembed_django.retrieval import Hit as Found
 from website.asked import Asked
 from website.snippets import breakable, snippet
+from website.why import Way, ways
 
 MOST_ENTRIES = 20
 MOST_ARTICLES = 5
@@ -31,6 +34,7 @@ class Hit:
     labels: tuple[str, ...] = ()
     signature: str = ""
     is_code: bool = False
+    why: tuple[Way, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,11 @@ class Outcome:
     hits: tuple[Hit, ...] = ()
     note: str = ""
     problem: str = ""
+
+    @property
+    def best(self) -> float:
+        """What a full bar means: 1, or the best score if these are no shares."""
+        return max([1.0, *(hit.score for hit in self.hits)])
 
 
 def published() -> QuerySet[Article]:
@@ -60,7 +69,7 @@ def find(asked: Asked) -> Outcome:
 def related(article: Article) -> tuple[Hit, ...]:
     """Return similar articles, or none while the article is not embedded."""
     try:
-        return tuple(map(_article, similar_to(article, limit=3)))
+        return tuple(map(_article, similar_to(article, limit=3).hits))
     except PgembedError:
         return ()
 
@@ -71,38 +80,50 @@ def _in_library(asked: Asked) -> Outcome:
         entries = entries.filter(module=asked.module)
     if not asked.private:
         entries = entries.filter(is_public=True)
-    found = search(entries, asked.text, limit=MOST_ENTRIES)
-    return Outcome(hits=tuple(_entry(entry, asked.text) for entry in found), note=found.note)
+    found = search(entries, asked.text, limit=MOST_ENTRIES, **_options(asked))
+    return Outcome(hits=tuple(_entry(hit, asked.text) for hit in found.hits), note=found.note)
 
 
 def _in_articles(asked: Asked) -> Outcome:
-    found = search(published(), asked.text, limit=MOST_ARTICLES)
-    return Outcome(hits=tuple(_article(article, asked.text) for article in found), note=found.note)
+    found = search(published(), asked.text, limit=MOST_ARTICLES, **_options(asked))
+    return Outcome(hits=tuple(_article(hit, asked.text) for hit in found.hits), note=found.note)
 
 
-def _entry(entry: Entry, query: str) -> Hit:
+def _options(asked: Asked) -> Any:
+    return {
+        "mode": asked.mode,
+        "language": asked.language or None,
+        "min_similarity": asked.min_similarity,
+        "rerank": asked.reranker or None,
+    }
+
+
+def _entry(found: Found[Entry], query: str) -> Hit:
+    entry = found.instance
+    whole = entry.embedding_text()
     return Hit(
         title=breakable(entry.name),
         url=entry.get_absolute_url(),
-        score=entry.score,
-        similarity=entry.similarity,
+        score=found.score,
+        similarity=found.similarity,
         labels=(entry.kind,),
         signature=entry.signature,
         is_code=True,
-        snippet=snippet(
-            entry.passage, query, whole=entry.embedding_text(), leave_out=(entry.heading,)
-        ),
+        snippet=snippet(found.passage, query, whole=whole, leave_out=(entry.heading,)),
+        why=ways(found.matched_by, query, whole=whole, shown=(found.start, found.end)),
     )
 
 
-def _article(article: Article, query: str = "") -> Hit:
+def _article(found: Found[Article], query: str = "") -> Hit:
+    article = found.instance
     whole = "\n\n".join([article.title, article.author, article.contents, article.category])
     headings = (article.title, article.author, article.category)
     return Hit(
         title=article.title,
         url=reverse("website:article", args=[article.pk]),
-        score=article.score,
-        similarity=article.similarity,
+        score=found.score,
+        similarity=found.similarity,
         labels=(article.category, article.author),
-        snippet=snippet(article.passage, query, whole=whole, leave_out=headings),
+        snippet=snippet(found.passage, query, whole=whole, leave_out=headings),
+        why=ways(found.matched_by, query, whole=whole, shown=(found.start, found.end)),
     )

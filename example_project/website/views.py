@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from blog.models import ArticleEmbedding
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
@@ -31,14 +32,18 @@ EXAMPLES = {
 def search_page(request: HttpRequest) -> HttpResponse:
     """Show the results of a search. A failed search is explained on the page, without traceback."""
     modules = list(Entry.objects.order_by("module").values_list("module", flat=True).distinct())
-    question = asked.read(request.GET, modules)
+    rerankers = list(getattr(settings, "PGEMBED_RERANKERS", {}))
+    question = asked.read(request.GET, modules, rerankers)
     outcome = hits.find(question)
     context = {
         "asked": question,
         "examples": [(text, question.link(q=text)) for text in EXAMPLES[question.shelf]],
         "freshness": _freshness(question.shelf),
+        "languages": asked.LANGUAGES,
+        "modes": asked.MODES,
         "modules": modules,
         "outcome": outcome,
+        "rerankers": rerankers[:1],
     }
     return render(request, "website/search.html", context, status=503 if outcome.problem else 200)
 

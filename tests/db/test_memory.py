@@ -1,4 +1,4 @@
-"""The example's chat page, whose tests run in its own settings."""
+"""The example's pages, whose tests run in its own settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from tests.conftest import REPOSITORY
 
 
-def test_the_chat_page_of_the_example_remembers():
+def test_the_pages_of_the_example_do_what_they_say():
     command = [sys.executable, "-m", "pytest", "-q", "--ds", "tests.example.settings"]
     ran = subprocess.run(
         [*command, "tests/example"], cwd=REPOSITORY, capture_output=True, text=True

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,10 +17,13 @@ from urllib.request import urlopen
 
 import psycopg
 import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect, sync_playwright
 from psycopg import sql
 
 from tests import postgres
 from tests.conftest import wait_until
+from tests.live.test_triage_room import ARGUMENTS, CHROMIUM, SHOTS
 
 pytestmark = pytest.mark.live
 
@@ -220,6 +224,73 @@ def test_the_search_page_says_that_it_went_by_words_alone(pages):
     assert 'title="Found by its words"' in page
     assert "Cosine similarity" not in page
     assert re.search(r'<p class="note">[^<]*by its words alone', page)
+
+
+@contextmanager
+def served(url: str) -> Iterator[str]:
+    """Run the demo until its pages are served. Yields their address."""
+    with start("manage.py", "demo", url=url) as process:
+        said = ""
+        assert process.stdout is not None
+        for line in process.stdout:
+            said += line
+            if "Ctrl-C" in line:
+                break
+        try:
+            [address] = re.findall(r"Search +(\S+)", said)
+            yield address
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+
+
+def looked_at(page: Page, name: str) -> None:
+    """Find no fault for those who do not see, light and dark, wide and narrow; take pictures."""
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for width in (1100, 390):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert Axe().run(page).response["violations"] == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            if SHOTS:
+                path = Path(SHOTS) / f"{name}-{scheme}-{width}.png"
+                page.screenshot(path=path, full_page=True)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_visitor_chooses_options_and_reads_why_a_row_was_found(shown, url, scripts):
+    with served(url) as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        page = browser.new_context(java_script_enabled=scripts).new_page()
+        page.goto(address)
+        page.get_by_role("searchbox").fill("wait for a thread to finish")
+        page.keyboard.press("Enter")
+        hits = page.locator(".hit")
+        expect(hits).to_have_count(20)
+        expect(page.get_by_label("Least similarity")).to_be_hidden()
+
+        page.get_by_text("Options", exact=True).click()
+        page.get_by_label("Language of words").select_option("English")
+        page.get_by_label("Least similarity").fill("0.6")
+        page.keyboard.press("Enter")
+        expect(hits.first).to_contain_text("threading.Event.set")
+        assert 0 < hits.count() < 20
+        why = hits.first.locator("summary")
+        expect(why).to_have_text(
+            re.compile(r"Found by words \(\d+\w\w, \d+\.\d\) and meaning \(\d+\w\w, 0\.[6-9]\d\)")
+        )
+        why.click()
+        expect(hits.first.get_by_text("BM25 score")).to_be_visible()
+        if scripts:
+            looked_at(page, "search")
+
+        page.get_by_label("Least similarity").fill("7")
+        page.keyboard.press("Enter")
+        expect(page.locator(".note")).to_contain_text("Give a number from -1 to 1.")
+        expect(hits).to_have_count(20)
+        expect(page.get_by_label("Language of words")).to_have_value("english")
+        browser.close()
 
 
 @pytest.mark.parametrize("question", list(QUESTIONS))

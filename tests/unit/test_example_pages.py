@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -16,6 +17,9 @@ from demo.exceptions import DemoFailed
 from library.links import SITE, documentation_url
 from website import asked
 from website.snippets import LENGTH, breakable, snippet
+from website.why import ways
+
+from pgembed_django.retrieval import Match
 
 LONG = " ".join(f"word{number}" for number in range(500))
 
@@ -100,6 +104,69 @@ def test_a_link_keeps_the_question():
     question = asked.read({"q": "a & b", "in": "articles"}, set())
     assert question.link() == "?q=a+%26+b&in=articles"
     assert question.link(q="c") == "?q=c&in=articles"
+
+
+def test_the_options_are_read_from_the_address_and_kept_in_links():
+    options = {"mode": "semantic", "language": "german", "min_similarity": "0", "reranker": "best"}
+    question = asked.read({"q": "x", **options}, set(), ["best"])
+
+    assert (question.mode, question.language, question.reranker) == ("semantic", "german", "best")
+    assert question.min_similarity == 0.0
+    assert question.notes == ()
+    for url in (question.link(), *(url for _, url, _ in question.tabs)):
+        given = dict(parse_qsl(url.removeprefix("?")))
+        assert {**options, "min_similarity": "0.0", "q": "x"}.items() <= given.items()
+
+
+def test_what_a_form_sends_of_options_that_were_left_alone_is_their_default():
+    question = asked.read({"mode": "", "language": "", "min_similarity": " "}, set())
+
+    assert question == asked.Asked()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mode", "best"),
+        ("language", "klingon"),
+        ("language", "english'); --"),
+        ("reranker", "1"),
+        ("min_similarity", "1.01"),
+        ("min_similarity", "-2"),
+        ("min_similarity", "nan"),
+        ("min_similarity", "inf"),
+        ("min_similarity", "0,5"),
+        ("min_similarity", "much"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_told_and_left_out(name, value):
+    question = asked.read({"q": "x", name: value}, set())
+
+    [note] = question.notes
+    assert value in note
+    assert note.startswith(("There is no ", "The least similarity is "))
+    assert question.options == {}
+
+
+def test_a_search_by_words_requires_no_similarity_and_says_so():
+    question = asked.read({"q": "x", "mode": "lexical", "min_similarity": "0.5"}, set())
+
+    assert question.min_similarity is None
+    assert question.mode == "lexical"
+    assert "compares no vectors" in question.notes[0]
+
+
+def test_the_ways_tell_rank_score_and_place_words_first():
+    whole = "A stone. " * 176 + "A trout & more."
+    matched_by = (Match("semantic", 1, 0.777, 0, 8), Match("lexical", 22, 12.44, 1584, 1599))
+
+    words, meaning = ways(matched_by, "trout", whole=whole, shown=(0, 8))
+
+    assert (words.name, words.rank, words.score) == ("words", "22nd", "12.4")
+    assert (words.measure, words.place) == ("BM25 score", "1,584 to 1,599")
+    assert words.excerpt == "… A <mark>trout</mark> &amp; more."
+    assert (meaning.name, meaning.rank, meaning.score) == ("meaning", "1st", "0.78")
+    assert meaning.excerpt == ""
 
 
 @pytest.mark.parametrize(
