@@ -104,7 +104,7 @@ class Settings:
     text_search_config: str = "english"
     """The full-text search configuration for passages and queries, without ``language=``."""
 
-    bm25_k1: float = 1.5
+    bm25_k1: float = 1.2
     """BM25: how much it counts that a passage has a word again and again. Usually 1.2 to 2."""
 
     bm25_b: float = 0.75

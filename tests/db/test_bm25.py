@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 VOCABULARY = [f"w{number}" for number in range(40)]
 CHANCES = [1 / (number + 1) for number in range(40)]
 QUERIES = ["w0", "w7 w30", "w39 w3 w3 w3 w0", " ".join(VOCABULARY[::3]), "w1 w2 absent"]
-K1, B = 1.5, 0.75
+K1, B = 1.2, 0.75
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_postgres_tells_how_often_a_passage_has_a_word(run_jobs, settings, times
 
     [hit] = search(Note, "a", mode="lexical").hits
 
-    assert hit.score == pytest.approx(math.log1p(0.5 / 1.5) * 2.5 * times / (times + 1.5))
+    assert hit.score == pytest.approx(math.log1p(0.5 / 1.5) * 2.2 * times / (times + 1.2))
 
 
 def test_a_word_without_positions_counts_once(run_jobs):
@@ -127,7 +127,7 @@ def test_a_word_without_positions_counts_once(run_jobs):
     [hit] = search(Note, "river", mode="lexical").hits
 
     # Of two words, like all passages there are.
-    assert hit.score == pytest.approx(math.log1p(0.5 / 1.5) * 2.5 / 2.5)
+    assert hit.score == pytest.approx(math.log1p(0.5 / 1.5) * 2.2 / 2.2)
     assert hit.score < before
 
 
