@@ -41,7 +41,7 @@ MOST_CANDIDATES = 1000
 MOST_SCORED = 10_000
 """How many passages to score at most: those that have most of the query's rarest words."""
 
-SCORED_AT_FIRST = 10
+SCORED_AT_FIRST = 20
 """How many passages the first statement is to score, for each that is wanted."""
 
 # BM25. Of how often a passage has a word, ts_rank makes the sum of 1/1 + 1/4 + 1/9 and so on, as
