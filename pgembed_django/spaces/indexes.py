@@ -67,8 +67,9 @@ CREATE = """
 FULLTEXT = "gin (fulltext)"
 NEAREST = "hnsw (({expression}) {operators}) WITH (m = {m}, ef_construction = {ef_construction})"
 
-# Searches rank by how rare a word is. By default, the statistics tell that of 1,000 words only.
-WORDS_IN_STATISTICS = 1_000
+# Searches rank by how rare a word is. Of a full-text column, Postgres keeps the shares of ten times
+# as many words as this target: by default, which is 100, of 1,000.
+STATISTICS_TARGET = 1_000
 ADD_STATISTICS = """
     ALTER TABLE {table} ALTER COLUMN fulltext SET STATISTICS {target};
     ANALYZE {table} (fulltext, source_id, space_id)
@@ -242,7 +243,7 @@ def _build_one(spec: Spec, space: Space, name: str, *, using: str) -> bool:
     _run(using, statement.as_string(None))
     if name == fulltext_name(space):
         more = sql.SQL(ADD_STATISTICS).format(
-            table=_table(spec), target=sql.Literal(WORDS_IN_STATISTICS)
+            table=_table(spec), target=sql.Literal(STATISTICS_TARGET)
         )
         _run(using, more.as_string(None))
     seconds = time.monotonic() - started
