@@ -184,7 +184,7 @@ def take_back(spec: Spec, space_id: int, *, since: datetime, limit: int, using: 
     """
     StagedVector.objects.using(using).filter(space=space_id, created_at__gte=since).delete()
     wanted = {"space": space_id, "since": since, "limit": limit}
-    return bool(store.send(spec, TAKE_BACK, using=using, **wanted, **APART)())
+    return bool(store.send(spec, TAKE_BACK, using=using, **wanted)())
 
 
 def is_to_be_taken_back(spec: Spec, space_id: int, *, since: datetime, using: str) -> bool:
