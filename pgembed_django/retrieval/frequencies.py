@@ -96,14 +96,27 @@ class Frequencies:
     shares: dict[str, float]
 
 
+@dataclass(slots=True)
+class _Kept:
+    """What was last read of a space: ``at`` which moment, and in a table of how many chunks."""
+
+    at: tuple[int, float] | None = None
+    known: Frequencies | None = None
+
+
 def of(using: str, spec: Spec, space_id: int, *, table_oid: int, chunks: float) -> Frequencies:
     """Return what is known of a space, in a table of about that many chunks. Negative: unknown.
 
     It takes the oid because, with a schema per tenant, a name means different tables depending on
     ``search_path``.
     """
-    moment = int(time.monotonic() // KEPT_SECONDS)
-    return _read(using, spec, space_id, table_oid, chunks if chunks > COUNTED else None, moment)
+    kept = _kept(using, spec.key, space_id, table_oid)
+    # Each ANALYZE brings a new number of chunks: a table that grows is read again.
+    at = int(time.monotonic() // KEPT_SECONDS), chunks
+    if kept.known is None or kept.at != at:
+        kept.known = _read(using, spec, space_id, table_oid=table_oid, chunks=chunks)
+        kept.at = at
+    return kept.known
 
 
 def words(
@@ -130,23 +143,26 @@ def words(
 
 def forget() -> None:
     """Forget what is known, so that it is read again."""
-    _read.cache_clear()
+    _kept.cache_clear()
 
 
 @lru_cache(maxsize=MOST_KEPT)
-def _read(
-    using: str, spec: Spec, space_id: int, table_oid: int, chunks: float | None, moment: int
-) -> Frequencies:
-    # ``moment`` is only part of the cache's key: it changes every KEPT_SECONDS.
+def _kept(using: str, spec_key: str, space_id: int, table_oid: int) -> _Kept:
+    return _Kept()
+
+
+def _read(using: str, spec: Spec, space_id: int, *, table_oid: int, chunks: float) -> Frequencies:
+    # After the shares of words there are their least and their greatest.
     columns = {
         column: dict(zip(values or (), shares or (), strict=False))
         for column, values, shares in database.rows(using, SHARES, table_oid=table_oid)
     }
-    if chunks is None:
-        [[passages]] = _rows(using, PASSAGES, spec, space=space_id, most=COUNTED)
-    else:
+    is_large = chunks > COUNTED
+    if is_large:
         passages = chunks * columns.get("space_id", {}).get(str(space_id), 1.0)
-    percent = min(100.0, 100.0 * SAMPLED / chunks) if chunks else 100.0
+    else:
+        [[passages]] = _rows(using, PASSAGES, spec, space=space_id, most=COUNTED)
+    percent = min(100.0, 100.0 * SAMPLED / chunks) if is_large else 100.0
     [[length]] = _rows(using, LENGTH, spec, space=space_id, percent=percent, most=2 * SAMPLED)
     return Frequencies(passages, length or 1.0, columns.get("fulltext", {}))
 

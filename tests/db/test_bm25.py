@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import search, spaces
 from pgembed_django.declaration import specs
-from pgembed_django.retrieval import frequencies, retrievers
+from pgembed_django.retrieval import frequencies, retrievers, statistics
 from pgembed_django.spaces import indexes
 from tests.app.models import Note, NoteEmbedding
 
@@ -30,8 +30,10 @@ K1, B = 1.2, 0.75
 def _words_are_as_written(settings):
     settings.PGEMBED_TEXT_SEARCH_CONFIG = "simple"
     frequencies.forget()
+    statistics.forget()
     yield
     frequencies.forget()
+    statistics.forget()
 
 
 @pytest.fixture
@@ -197,6 +199,28 @@ def test_an_excluded_word_leaves_the_others_optional(run_jobs):
     run_jobs()
 
     assert list(search(Note, "bread slow -rise", mode="lexical")) == [one, other]
+
+
+def test_a_table_that_has_grown_is_read_again(texts, run_jobs):
+    found_scores("w0")
+    for body in ["w39 w38"] * 99 + ["w38 w37 rare"]:
+        texts[Note.objects.create(body=body).pk] = body.split()
+    run_jobs()
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE app_noteembedding")
+
+    for query in (*QUERIES, "w38 rare absent"):
+        assert found_scores(query) == pytest.approx(scores(texts, query)[:50])
+    assert frequencies._kept.cache_info().currsize == 1
+
+
+def test_a_word_that_the_statistics_do_not_tell_is_counted(texts, run_jobs):
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE app_noteembedding")
+    texts[Note.objects.create(body="w38 rare").pk] = ["w38", "rare"]
+    run_jobs()
+
+    assert found_scores("rare") == pytest.approx(scores(texts, "rare"))
 
 
 def test_words_are_counted_once(texts):
