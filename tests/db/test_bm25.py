@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +22,14 @@ pytestmark = pytest.mark.django_db
 
 VOCABULARY = [f"w{number}" for number in range(40)]
 CHANCES = [1 / (number + 1) for number in range(40)]
-QUERIES = ["w0", "w7 w30", "w39 w3 w3 w3 w0", " ".join(VOCABULARY[::3]), "w1 w2 absent"]
+QUERIES = [
+    "w0",
+    "w7 w30",
+    "w39 w3 w3 w3 w0",
+    " ".join(VOCABULARY[::3]),
+    "w1 w2 absent",
+    " ".join(VOCABULARY[10:16]),
+]
 K1, B = 1.2, 0.75
 
 
@@ -46,11 +53,18 @@ def texts(run_jobs) -> dict[Any, list[str]]:
     return {row.pk: words for row, words in zip(rows, written, strict=True)}
 
 
-def scores(texts: dict[Any, list[str]], query: str, *, k1: float = K1, b: float = B) -> list[float]:
+def scores(
+    texts: dict[Any, list[str]],
+    query: str,
+    *,
+    among: Collection[Any] | None = None,
+    k1: float = K1,
+    b: float = B,
+) -> list[float]:
     """Return the score of each text that has any of the words, best first."""
     mean = sum(map(len, texts.values())) / len(texts)
     found = []
-    for words in texts.values():
+    for words in [texts[key] for key in (texts if among is None else among)]:
         score, times = 0.0, Counter(words)
         for word, asked in Counter(query.split()).items():
             having = sum(word in others for others in texts.values())
@@ -62,8 +76,8 @@ def scores(texts: dict[Any, list[str]], query: str, *, k1: float = K1, b: float 
     return sorted((score for score in found if score), reverse=True)
 
 
-def found_scores(query: str, *, limit: int = 50) -> Sequence[float]:
-    return [hit.score for hit in search(Note, query, mode="lexical", limit=limit).hits]
+def found_scores(query: str, *, among: Any = Note, limit: int = 50) -> Sequence[float]:
+    return [hit.score for hit in search(among, query, mode="lexical", limit=limit).hits]
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -72,15 +86,30 @@ def test_a_score_is_that_of_the_books(texts, query):
 
 
 @pytest.mark.parametrize("query", QUERIES)
+# With the first, too few are found at first; with the second enough, but not all of the best.
+@pytest.mark.parametrize("share", [0.01, 0.7])
 @pytest.mark.parametrize("has_index", [False, True])
-def test_the_best_are_found_although_few_passages_are_scored(texts, monkeypatch, query, has_index):
-    monkeypatch.setattr(retrievers, "SCORED_AT_FIRST", 0.01)
+def test_the_best_are_found_although_few_passages_are_scored(
+    texts, monkeypatch, query, share, has_index
+):
+    monkeypatch.setattr(retrievers, "SCORED_AT_FIRST", share)
     if has_index:
         with connection.cursor() as cursor:
             cursor.execute("CREATE INDEX ON app_noteembedding USING gin (fulltext)")
             cursor.execute("SET LOCAL enable_seqscan = off")
 
     assert found_scores(query) == pytest.approx(scores(texts, query)[:50])
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("lacking", ["w0", "w3", "w39"])
+def test_so_are_the_best_that_pass_a_filter(texts, monkeypatch, query, lacking):
+    monkeypatch.setattr(retrievers, "SCORED_AT_FIRST", 0.01)
+    passing = [key for key, words in texts.items() if lacking not in words]
+
+    found = found_scores(query, among=Note.objects.filter(pk__in=passing))
+
+    assert found == pytest.approx(scores(texts, query, among=passing)[:50])
 
 
 @pytest.mark.parametrize(("k1", "b"), [(0.1, 0.75), (2.0, 0.0), (0.9, 1.0)])
@@ -181,6 +210,15 @@ def test_no_more_passages_are_scored_than_the_bound(texts, monkeypatch):
     assert len(found_scores("w0")) == 7
 
 
+def test_as_many_are_found_as_match_although_few_passages_are_scored(texts, monkeypatch):
+    monkeypatch.setattr(retrievers, "MOST_SCORED", 100)
+    monkeypatch.setattr(retrievers, "SCORED_AT_FIRST", 0.01)
+    passing = [key for key, words in texts.items() if "w39" not in words]
+
+    # None of them has the word that alone would leave few to score.
+    assert len(found_scores("w0 w39", among=Note.objects.filter(pk__in=passing))) == 50
+
+
 def test_a_phrase_finds_itself_and_ranks_by_all_words(run_jobs):
     Note.objects.create(body="slow rise")
     both = Note.objects.create(body="slow rise bread")
@@ -190,6 +228,17 @@ def test_a_phrase_finds_itself_and_ranks_by_all_words(run_jobs):
     found = list(search(Note, '"slow rise" bread', mode="lexical"))
 
     assert (found[0], len(found)) == (both, 2)
+
+
+def test_all_that_have_a_phrase_are_ranked_at_once(texts, monkeypatch):
+    monkeypatch.setattr(retrievers, "SCORED_AT_FIRST", 0.01)
+    having = [key for key, words in texts.items() if "w0 w1 " in f"{' '.join(words)} "]
+
+    with CaptureQueriesContext(connection) as captured:
+        found = found_scores('"w0 w1" w39')
+
+    assert found == pytest.approx(scores(texts, "w0 w1 w39", among=having)[:50])
+    assert len([one for one in captured if "ts_rank" in one["sql"]]) == 1
 
 
 def test_an_excluded_word_leaves_the_others_optional(run_jobs):

@@ -1,4 +1,4 @@
-"""The mutants: for each invariant of the design and promise of tasks, breaks of what holds it."""
+"""The mutants: breaks of what holds the invariants of the design, promises of tasks and search."""
 
 from __future__ import annotations
 
@@ -910,5 +910,94 @@ MUTANTS = [
         "REVOKE EXECUTE ON FUNCTION {functions}.pgembed_tasks_truncated_v1() FROM PUBLIC;\n",
         "",
         "db/test_task_sql.py::test_everybody_may_enqueue_and_nobody_else_ends",
+    ),
+    # S1: by words the best are found, as BM25 has them, although few passages are scored.
+    Mutant(
+        "S1",
+        "first-statement-is-enough",
+        "retrieval/retrievers.py",
+        "if lower := self._lower(retriever.least, list(best.values()), depth=depth):",
+        "if lower := None:",
+        "db/test_bm25.py::test_the_best_are_found_although_few_passages_are_scored",
+    ),
+    Mutant(
+        "S1",
+        "enough-are-the-best",
+        "retrieval/retrievers.py",
+        "if reached >= least:",
+        "if is_enough:",
+        "db/test_bm25.py::test_the_best_are_found_although_few_passages_are_scored",
+    ),
+    Mutant(
+        "S1",
+        "too-few-are-enough",
+        "retrieval/retrievers.py",
+        "return None if is_enough else self._by_words(0.0)",
+        "return None",
+        "db/test_bm25.py::test_as_many_are_found_as_match_although_few_passages_are_scored",
+    ),
+    Mutant(
+        "S1",
+        "condition-leaves-out-a-word",
+        "retrieval/bm25.py",
+        "words[at : needed + 1]])",
+        "words[at : max(needed, at + 1)]])",
+        "unit/test_bm25.py::test_whatever_can_score_enough_is_found",
+    ),
+    Mutant(
+        "S1",
+        "all-are-scored",
+        "retrieval/retrievers.py",
+        "                LIMIT %(most_scored)s\n",
+        "",
+        "db/test_bm25.py::test_no_more_passages_are_scored_than_the_bound",
+    ),
+    Mutant(
+        "S1",
+        "a-phrase-is-looked-for-twice",
+        "retrieval/retrievers.py",
+        "        if self.survey.words.required:\n",
+        "        if False:\n",
+        "db/test_bm25.py::test_all_that_have_a_phrase_are_ranked_at_once",
+    ),
+    Mutant(
+        "S1",
+        "uncounted-word-is-absent",
+        "retrieval/frequencies.py",
+        "lexeme: number / max(passages, number, 1.0)",
+        "lexeme: 0.0 * number",
+        "db/test_bm25.py::test_a_word_that_the_statistics_do_not_tell_is_counted",
+    ),
+    Mutant(
+        "S1",
+        "statistics-of-the-first-search",
+        "retrieval/frequencies.py",
+        "if kept.known is None or kept.at != at:",
+        "if kept.known is None:",
+        "db/test_bm25.py::test_a_table_that_has_grown_is_read_again",
+    ),
+    Mutant(
+        "S1",
+        "repeated-word-counts-once",
+        "retrieval/bm25.py",
+        "times * rarity * (k1 + 1)",
+        "rarity * (k1 + 1)",
+        "db/test_bm25.py::test_a_score_is_that_of_the_books",
+    ),
+    Mutant(
+        "S1",
+        "length-is-ignored",
+        "retrieval/retrievers.py",
+        "+ %(b)s * ({ranks}) / {number} / per_word / %(length)s)",
+        "+ %(b)s)",
+        "db/test_bm25.py::test_a_score_is_that_of_the_books",
+    ),
+    Mutant(
+        "S1",
+        "word-without-positions-is-none",
+        "retrieval/frequencies.py",
+        "sum(coalesce(cardinality(positions), 1))",
+        "sum(cardinality(positions))",
+        "db/test_bm25.py::test_a_word_without_positions_counts_once",
     ),
 ]
