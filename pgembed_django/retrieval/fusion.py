@@ -105,7 +105,7 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
     """Rank at least ``reach`` rows, if there are that many.
 
     ``within``: rank only rows of the queryset. False: rank all rows of the table, and let
-    ``searching.page`` detect those outside the queryset. None: as ``target.narrows`` says.
+    ``searching._page`` detect those outside the queryset. None: as ``target.narrows`` says.
     """
     target, survey = question.target, question.survey
     within = target.narrows if within is None else within

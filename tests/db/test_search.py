@@ -520,7 +520,7 @@ def test_the_last_page_has_no_next_one(make_article, run_jobs):
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "semantic"])
-def test_several_models_are_merged_by_rank(make_article, run_jobs, mode):
+def test_several_models_are_merged_by_how_well_rows_do_in_their_own(make_article, run_jobs, mode):
     article = make_article(title="river trout", contents="")
     make_article(title="river trout stream", contents="")
     note = Note.objects.create(body="river trout and so much more that is not about it at all")

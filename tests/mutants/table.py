@@ -274,7 +274,7 @@ MUTANTS = [
         "retrieval/searching.py",
         "one._replace(score=one.merit)",
         "one",
-        "db/test_search.py::test_several_models_are_merged_by_rank",
+        "db/test_search.py::test_several_models_are_merged_by_how_well_rows_do_in_their_own",
     ),
     # I6: every job ends.
     Mutant(
