@@ -114,6 +114,10 @@ def test_a_number_is_one_that_can_be_counted_to_or_waited_for(settings, name, va
         ({"TEXT_SEARCH_CONFIG": "\0"}, "PGEMBED_TEXT_SEARCH_CONFIG is '\\x00'."),
         ({"INDEX_TYPE": np.zeros(2)}, "PGEMBED_INDEX_TYPE is array([0., 0.])."),
         ({"LEASE_SECONDS": np.zeros(2)}, "PGEMBED_LEASE_SECONDS is array([0., 0.])."),
+        ({"BM25_K1": 0}, "PGEMBED_BM25_K1 is 0."),
+        ({"BM25_B": -0.1}, "PGEMBED_BM25_B is -0.1."),
+        ({"BM25_B": 1.5}, "PGEMBED_BM25_B is 1.5."),
+        ({"BM25_B": "0.75"}, "PGEMBED_BM25_B is '0.75'."),
         ({"TRACING": np.zeros(2)}, "PGEMBED_TRACING is array([0., 0.])."),
     ],
 )
