@@ -96,7 +96,7 @@ BY_READING = "embedding <=> %(vector)s"
 
 
 class Way(NamedTuple):
-    """Whether the vector index is used, and whether both arms share the filtered rows."""
+    """Whether the vector index is used, and whether both retrievers share the filtered rows."""
 
     distance: str
     is_shared: bool = False

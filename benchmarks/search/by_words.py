@@ -1,4 +1,4 @@
-"""The lexical arm alone, BM25, beside what Postgres has: ``ts_rank`` over any of the words.
+"""The lexical retriever alone, BM25, beside what Postgres has: ``ts_rank`` over any of the words.
 
 The bars are for 200,000 rows.
 

@@ -4,7 +4,7 @@ They search passages of installed packages, embedded by WordLlama, for the quest
 ``benchmarks/judged``. Both sides get the query's vector for free; its cost is printed separately.
 The bars: our p50 is at most 1.2 times that of the best of four hand-written statements, or 3 ms
 more, and the index finds 98 % of the first ten that reading all vectors finds. The four statements
-use the vector index or read all rows that pass the filter, and filter once or in each arm.
+use the vector index or read all rows that pass the filter, and filter once or in each retriever.
 """
 
 from __future__ import annotations

@@ -60,5 +60,5 @@ class Parts:
 def _kind(statement: str) -> str:
     found = [name for telling, name in TELLING.items() if telling in statement]
     if found[:2] == ["by words", "by meaning"]:
-        return "both arms"
+        return "both retrievers"
     return found[0] if found else "rows"

@@ -2,7 +2,7 @@
 
 Beside them, bm25s ranks the same texts by words, and is fused with our vectors as our words are.
 The bars, in nDCG@10 over questions that were held out from all tuning: lexical is at most 0.005
-worse than bm25s, and hybrid than its fusion. Hybrid is better than both of its arms.
+worse than bm25s, and hybrid than its fusion. Hybrid is better than both of its retrievers.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _rankers(public: Any) -> dict[str, Callable[[str], list[str]]]:
 
 
 def reached(scores: Scores) -> int:
-    """Print our gains over the arms and the peer, with standard errors. Return an exit status."""
+    """Print our gains over both retrievers and the peer, with standard errors. Return a status."""
     print()
     bars = [
         ("lexical", PEER, -SLACK),
