@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import search, spaces
 from pgembed_django.declaration import specs
+from pgembed_django.models import Space
 from pgembed_django.retrieval import frequencies, retrievers, statistics
 from pgembed_django.spaces import indexes
 from tests.app.models import Note, NoteEmbedding
@@ -261,6 +262,22 @@ def test_a_table_that_has_grown_is_read_again(texts, run_jobs):
     for query in (*QUERIES, "w38 rare absent"):
         assert found_scores(query) == pytest.approx(scores(texts, query)[:50])
     assert frequencies._kept.cache_info().currsize == 1
+
+
+def test_how_many_passages_a_space_of_a_large_table_has_the_statistics_tell(texts, monkeypatch):
+    monkeypatch.setattr(frequencies, "COUNTED", 100)
+    other = Space.objects.get(spec="app.NoteEmbedding")
+    other.pk, other.state, other.fingerprint = None, "retired", "another"
+    other.save()
+    for chunk in NoteEmbedding.objects.all():
+        chunk.pk, chunk.space = None, other
+        chunk.save()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE app_noteembedding SET fulltext = to_tsvector('simple', passage)")
+        cursor.execute("ANALYZE app_noteembedding")
+
+    for query in QUERIES:
+        assert found_scores(query) == pytest.approx(scores(texts, query)[:50])
 
 
 def test_a_word_that_the_statistics_do_not_tell_is_counted(texts, run_jobs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -18,13 +19,14 @@ from django.utils import translation
 
 from pgembed_django import search
 from pgembed_django.checks import check_databases
+from pgembed_django.core.adapting import AdaptiveSize
 from pgembed_django.declaration import specs
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.exceptions import SearchError
 from pgembed_django.models import Job, ScanCursor, Worker
 from pgembed_django.ops import status
 from pgembed_django.retrieval import fusion
-from pgembed_django.spaces import reconcile
+from pgembed_django.spaces import reconcile, words
 from tests.app.models import Article, ArticleEmbedding, Product, ProductTitle
 from tests.db.conftest import Maintenance
 from tests.played.provider import PlayedProvider
@@ -335,6 +337,24 @@ class TestWriters:
         assert languages(ArticleEmbedding) == ["english"]
         # A later pass over all rows finds what was passed over.
         assert reconcile.reconcile_once(spec, using="default", scans=["stale"]) == 1
+
+    def test_chunks_after_those_that_a_writer_has_locked_are_mended(
+        self, article, connect, make_article, run_jobs, settings, monkeypatch
+    ):
+        [spec] = specs.of(Article)
+        settings.PGEMBED_TEXT_SEARCH_CONFIG = "english"
+        make_article(title="Flying")
+        run_jobs()
+        settings.PGEMBED_TEXT_SEARCH_CONFIG = "simple"
+        one_by_one = defaultdict(lambda: AdaptiveSize(1, most=1))
+        monkeypatch.setattr(words, "_sizes", one_by_one)
+        writer: psycopg.Connection = connect()
+        writer.execute("DELETE FROM app_article WHERE id = %s", [article.pk])
+
+        mend(spec)
+        writer.rollback()
+
+        assert languages(ArticleEmbedding) == ["english", "simple"]
 
     def test_new_words_are_not_overwritten_with_old_ones(self, article, connect, run_jobs):
         """A worker replaces the chunk between the page's look and its write."""

@@ -12,12 +12,12 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import Results, asearch, search, warm_up
-from pgembed_django.exceptions import SearchError
+from pgembed_django.exceptions import ProviderMisconfigured, SearchError
 from pgembed_django.rerankers import Reranker
 from pgembed_django.retrieval import fusion, query_vectors, reranking
 from tests import played
 from tests.app.models import Article, Note, Page, PageExtra, Product
-from tests.conftest import no_more_threads
+from tests.conftest import no_more_threads, wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -350,6 +350,23 @@ def test_a_model_in_this_process_is_loaded_when_it_starts(declare_reranker):
     warm_up()
 
     assert Loading.loaded.wait(30)
+
+
+def test_a_model_that_cannot_be_loaded_at_the_start_is_logged(
+    declare_reranker, monkeypatch, caplog
+):
+    def fail(self):
+        raise ProviderMisconfigured("There is no such model.")
+
+    monkeypatch.setattr(Loading, "warm_up", fail)
+    declare_reranker(f"{__name__}.Loading")
+
+    warm_up()
+
+    wait_until(lambda: caplog.records)
+    [record] = caplog.records
+    assert (record.event, record.reranker) == ("pgembed.not_reranked", "best")
+    assert record.error == "There is no such model."
 
 
 def test_a_process_that_can_start_no_thread_keeps_the_order(make_trouts, reranker):
