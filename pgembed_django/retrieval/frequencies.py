@@ -35,6 +35,15 @@ MOST_WORDS = 64
 Each word costs time for each passage that is ranked.
 """
 
+MOST_COUNTED = 128
+"""How many words of a query to look at: those that it repeats most, and of others the longest.
+
+The same for all pages of a search, whatever is known of the words.
+"""
+
+MOST_REMEMBERED = 50_000
+"""Of how many words of a space to remember how rare they are."""
+
 # Of the words that many passages have, and of the spaces.
 SHARES = """
     SELECT
@@ -123,22 +132,20 @@ def words(
     known: Frequencies, times: Mapping[str, int], *, using: str, spec: Spec, space_id: int
 ) -> list[Word]:
     """Return the words of a query, the rarest first, given how often it has each of them."""
-    if unknown := [lexeme for lexeme in times if lexeme not in known.shares]:
-        known.shares.update(
-            _count(unknown, known.passages, using=using, spec=spec, space_id=space_id)
-        )
+    asked = sorted(times, key=lambda lexeme: (-times[lexeme], -len(lexeme), lexeme))[:MOST_COUNTED]
+    shares = {lexeme: known.shares[lexeme] for lexeme in asked if lexeme in known.shares}
+    if unknown := [lexeme for lexeme in asked if lexeme not in shares]:
+        counted = _count(unknown, known.passages, using=using, spec=spec, space_id=space_id)
+        shares |= counted
+        if len(known.shares) < MOST_REMEMBERED:
+            known.shares.update(counted)
     k1 = conf.usable("bm25_k1")
     found = [
-        bm25.word(
-            lexeme,
-            times=number,
-            share=known.shares.get(lexeme, 0.0),
-            passages=known.passages,
-            k1=k1,
-        )
-        for lexeme, number in times.items()
+        bm25.word(lexeme, times=times[lexeme], share=share, passages=known.passages, k1=k1)
+        for lexeme, share in shares.items()
     ]
-    return sorted(found, key=lambda word: (-word.bound, word.lexeme))[:MOST_WORDS]
+    # Last what no passage has: otherwise it would take the place of words that some have.
+    return sorted(found, key=lambda word: (not word.share, -word.bound, word.lexeme))[:MOST_WORDS]
 
 
 def forget() -> None:

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from pgembed_django import search, spaces
 from pgembed_django.declaration import specs
 from pgembed_django.models import Space
-from pgembed_django.retrieval import frequencies, retrievers, statistics
+from pgembed_django.retrieval import frequencies, retrievers, statistics, targets
 from pgembed_django.spaces import indexes
 from tests.app.models import Note, NoteEmbedding
 
@@ -75,6 +75,12 @@ def scores(
                 score += asked * rarity * (k1 + 1) * times[word] / (times[word] + norm)
         found.append(score)
     return sorted((score for score in found if score), reverse=True)
+
+
+def known_of_notes() -> frequencies.Frequencies:
+    target = targets.of(Note, name=None)
+    both = retrievers.of(target, statistics.survey(target, "w0"), within=False)
+    return both.known
 
 
 def found_scores(query: str, *, among: Any = Note, limit: int = 50) -> Sequence[float]:
@@ -295,6 +301,35 @@ def test_words_are_counted_once(texts):
         found_scores("w30 w7")
 
     assert not [one for one in captured if "FILTER" in one["sql"]]
+
+
+def test_words_of_no_passage_leave_room_for_those_of_some(texts):
+    absent = " ".join(f"absent{number}" for number in range(100))
+
+    assert found_scores(f"{absent} w7") == pytest.approx(scores(texts, "w7")[:50])
+
+
+def test_a_query_may_have_more_words_than_a_statement_has_columns(texts):
+    letters = " ".join(map(chr, range(0x4E00, 0x4E00 + 1900)))
+
+    with CaptureQueriesContext(connection) as captured:
+        found = found_scores(f"{letters} w7 w7")
+
+    assert found == pytest.approx([2 * score for score in scores(texts, "w7")[:50]])
+    [counting] = [one["sql"] for one in captured if "FILTER" in one["sql"]]
+    assert counting.count("FILTER") == frequencies.MOST_COUNTED
+
+
+def test_only_so_many_words_are_remembered(texts, monkeypatch):
+    found_scores("w7")
+    known = known_of_notes()
+    monkeypatch.setattr(frequencies, "MOST_REMEMBERED", len(known.shares) + 1)
+
+    assert found_scores("w1 w2") == pytest.approx(scores(texts, "w1 w2")[:50])
+    assert found_scores("w3") == pytest.approx(scores(texts, "w3")[:50])
+
+    assert {"w1", "w2"} <= known.shares.keys()
+    assert "w3" not in known.shares
 
 
 @pytest.mark.django_db(transaction=True)
