@@ -8,6 +8,7 @@ from functools import lru_cache
 from django.db import (
     DEFAULT_DB_ALIAS,
     DataError,
+    InternalError,
     NotSupportedError,
     ProgrammingError,
     connections,
@@ -96,8 +97,9 @@ def languages_instead(using: str, language: str) -> list[str]:
     with connections[using].cursor() as cursor:
         try:
             with transaction.atomic(using=using):
-                cursor.execute("SELECT %s::regconfig", [language])
-        except (ProgrammingError, DataError, NotSupportedError):
+                # A number, or a dash, is taken for an oid, whether there is one or not.
+                cursor.execute("SELECT to_tsvector(%s::regconfig, '')", [language])
+        except (ProgrammingError, DataError, NotSupportedError, InternalError):
             cursor.execute(FULL_TEXT_CONFIGURATIONS)
             return [name for [name] in cursor.fetchall()]
     return []

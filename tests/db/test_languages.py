@@ -376,7 +376,7 @@ class TestWriters:
 
 
 @pytest.mark.django_db
-@every("language", ["englsh", "no.such", "two words", "\0", "", 7])
+@every("language", ["englsh", "no.such", "two words", "\0", "", "-", "99999", 7])
 def test_a_search_in_an_unknown_language_is_refused(make_article, run_jobs, language):
     make_article(title="trout")
     run_jobs()
