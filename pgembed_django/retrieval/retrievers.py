@@ -252,8 +252,8 @@ class Retrievers:
 
     def _threshold(self, most: int) -> float:
         """Return a score that about ``most`` of the passages to rank can reach. Zero: all can."""
-        if self.survey.words.required:
-            return 0.0
+        if self.survey.words.is_narrow:
+            return 0.0  # few match it, and those that do may have few of the words
         passages = self.known.passages
         least = bm25.threshold(self.words, passages=passages, most=most)
         if least and self._passing is not None:
@@ -353,10 +353,8 @@ class Retrievers:
         """Return the best chunk of each row. Fetches more if ``found`` covers too few rows."""
         sign = -1 if retriever.name == LEXICAL else 1
         while True:
-            best: dict[Any, Found] = {}
             # UNION guarantees no order, and an index may return chunks slightly out of order.
-            for chunk in sorted(found, key=lambda chunk: (sign * chunk.value, chunk.chunk)):
-                best.setdefault(chunk.key, chunk)
+            best = _best_of_each(found, sign=sign)
             if len(best) >= depth.results or len(found) < taken:
                 break
             taken *= 2  # a few long rows hold all the best chunks
@@ -365,7 +363,9 @@ class Retrievers:
             # The index scan ended before enough rows had passed the filter.
             return self.find([retriever.exact], depth=depth)[retriever.name]
         if lower := self._lower(retriever.least, list(best.values()), depth=depth):
-            return self.find([lower], depth=depth)[retriever.name]
+            # It finds these too, unless more passages match than are scored.
+            more = self.find([lower], depth=depth)[retriever.name]
+            best = _best_of_each([*best.values(), *more], sign=sign)
         rows = list(best.values())[: depth.rows]
         if retriever.name == LEXICAL:
             return rows
@@ -381,6 +381,14 @@ class Retrievers:
         if lower < least:
             return self._by_words(lower)
         return None if is_enough else self._by_words(0.0)
+
+
+def _best_of_each(found: Sequence[Found], *, sign: int) -> dict[Any, Found]:
+    """Return the best chunk of each row, the best row first."""
+    best: dict[Any, Found] = {}
+    for chunk in sorted(found, key=lambda chunk: (sign * chunk.value, chunk.chunk)):
+        best.setdefault(chunk.key, chunk)
+    return best
 
 
 @cache

@@ -35,7 +35,9 @@ SURVEY = """
         {space},
         ARRAY(SELECT lexeme FROM unnest(query.words)) AS query_lexemes,
         ARRAY(SELECT cardinality(positions) FROM unnest(query.words)) AS query_times,
-        websearch_to_tsquery(%(language)s::regconfig, %(operators)s)::text AS query_required,
+        query.required::text AS query_required,
+        -- T: it has nothing but exclusions.
+        querytree(query.required) NOT IN ('', 'T') AS query_is_narrow,
         stored.oid AS table_oid,
         stored.reltuples AS stored_chunks,
         ARRAY(
@@ -47,7 +49,11 @@ SURVEY = """
         ) AS valid_indexes,
         words.finished_recipe AS words_recipe
     FROM pgembed_space AS space
-    CROSS JOIN to_tsvector(%(language)s::regconfig, %(text)s) AS query (words)
+    CROSS JOIN (
+        SELECT
+            to_tsvector(%(language)s::regconfig, %(text)s),
+            websearch_to_tsquery(%(language)s::regconfig, %(operators)s)
+    ) AS query (words, required)
     LEFT JOIN pg_class AS stored ON stored.oid = to_regclass(%(table)s)
     LEFT JOIN pgembed_scancursor AS words
       ON words.spec = space.spec
@@ -98,12 +104,14 @@ class Words:
     """The words of a query, as Postgres has them: how often the query has each lexeme.
 
     ``language`` is the full-text configuration that they were made with. ``required`` is the
-    tsquery that passages must match besides, as text, or empty.
+    tsquery that passages must match besides, as text, or empty. ``is_narrow``: it requires a phrase
+    or a word, and does not only exclude some.
     """
 
     times: Mapping[str, int]
     language: str
     required: str = ""
+    is_narrow: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.times)
@@ -138,6 +146,7 @@ class _Row(NamedTuple):
     lexemes: list[str]
     times: list[int]
     required: str
+    is_narrow: bool
     table_oid: int
     chunks: float
     valid_indexes: list[str]
@@ -172,7 +181,7 @@ def survey(target: Target[Any], text: str, *, language: str | None = None) -> Su
         index = found_among(row.valid_indexes, space)
         return Survey(
             space,
-            Words(times, language, row.required),
+            Words(times, language, row.required, row.is_narrow),
             row.table_oid,
             index,
             row.chunks,

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from pgembed_django import search, spaces
 from pgembed_django.declaration import specs
 from pgembed_django.models import Space
-from pgembed_django.retrieval import frequencies, retrievers, statistics, targets
+from pgembed_django.retrieval import frequencies, fusion, retrievers, statistics, targets
 from pgembed_django.spaces import indexes
 from tests.app.models import Note, NoteEmbedding
 
@@ -293,6 +293,18 @@ def test_a_word_that_the_statistics_do_not_tell_is_counted(texts, run_jobs):
     run_jobs()
 
     assert found_scores("rare") == pytest.approx(scores(texts, "rare"))
+
+
+@pytest.mark.parametrize("query", ["w0 w39", "w0 w39 -absent"])
+def test_few_with_a_rare_word_are_best_although_too_many_have_the_other(texts, monkeypatch, query):
+    monkeypatch.setattr(retrievers, "MOST_SCORED", 60)
+    monkeypatch.setattr(retrievers, "SCORED_AT_FIRST", 0.2)
+    having = sum("w39" in words for words in texts.values())
+    assert having < fusion.SHALLOW.results
+
+    found = found_scores(query, limit=having)
+
+    assert found == pytest.approx(scores(texts, "w0 w39")[:having])
 
 
 def test_words_are_counted_once(texts):
