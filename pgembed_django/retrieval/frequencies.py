@@ -68,20 +68,29 @@ PASSAGES = """
     ) AS few
 """
 
+SAMPLE = """(
+    SELECT fulltext
+    FROM {table} TABLESAMPLE SYSTEM (%(percent)s) REPEATABLE (0)
+    WHERE fulltext <> ''
+      {among}
+    LIMIT %(most)s
+) AS few
+"""
+AMONG = "AND space_id = %(space)s"
+
 LENGTH = """
     SELECT avg((SELECT sum(coalesce(cardinality(positions), 1)) FROM unnest(fulltext)))::float8
-    FROM (
-        SELECT fulltext
-        FROM {table} TABLESAMPLE SYSTEM (%(percent)s) REPEATABLE (0)
-        WHERE space_id = %(space)s
-          AND fulltext <> ''
-        LIMIT %(most)s
-    ) AS few
+    FROM {sample}
+"""
+
+MATCHING = """
+    SELECT avg((fulltext @@ %(words)s::tsquery)::int)::float8
+    FROM {sample}
 """
 
 # There is a column for each word that the statistics do not tell.
 COUNTS = """
-    SELECT {counts}
+    SELECT {counts}, count(*)
     FROM (
         SELECT fulltext
         FROM {table}
@@ -97,12 +106,14 @@ COUNT = "count(*) FILTER (WHERE fulltext @@ {word}::tsquery)"
 class Frequencies:
     """What is known of a space: how many ``passages``, and their mean ``length`` in words.
 
-    ``shares`` tells which share of them has a word. It grows as words are counted.
+    ``shares`` tells which share of them has a word. It grows as words are counted. A sample of the
+    table takes ``percent`` of it.
     """
 
     passages: float
     length: float
     shares: dict[str, float]
+    percent: float
 
 
 @dataclass(slots=True)
@@ -135,7 +146,7 @@ def words(
     asked = sorted(times, key=lambda lexeme: (-times[lexeme], -len(lexeme), lexeme))[:MOST_COUNTED]
     shares = {lexeme: known.shares[lexeme] for lexeme in asked if lexeme in known.shares}
     if unknown := [lexeme for lexeme in asked if lexeme not in shares]:
-        counted = _count(unknown, known.passages, using=using, spec=spec, space_id=space_id)
+        counted = _count(unknown, known, using=using, spec=spec, space_id=space_id)
         shares |= counted
         if len(known.shares) < MOST_REMEMBERED:
             known.shares.update(counted)
@@ -170,34 +181,57 @@ def _read(using: str, spec: Spec, space_id: int, *, table_oid: int, chunks: floa
     else:
         [[passages]] = _rows(using, PASSAGES, spec, space=space_id, most=COUNTED)
     percent = min(100.0, 100.0 * SAMPLED / chunks) if is_large else 100.0
-    [[length]] = _rows(using, LENGTH, spec, space=space_id, percent=percent, most=2 * SAMPLED)
-    return Frequencies(passages, length or 1.0, columns.get("fulltext", {}))
+    of_space = _sampled(using, LENGTH, spec, percent, space=space_id)
+    # The sample may have none of a space that has just begun. The others are of the same texts.
+    length = of_space or _sampled(using, LENGTH, spec, percent) or 1.0
+    return Frequencies(passages, length, columns.get("fulltext", {}), percent)
 
 
 def _count(
-    lexemes: Sequence[str], passages: float, *, using: str, spec: Spec, space_id: int
+    lexemes: Sequence[str], known: Frequencies, *, using: str, spec: Spec, space_id: int
 ) -> dict[str, float]:
     """Return the share of the passages that have each of these words."""
     named = {f"word_{number}": bm25.quoted(lexeme) for number, lexeme in enumerate(lexemes)}
     counts = sql.SQL(", ").join(sql.SQL(COUNT).format(word=sql.Placeholder(name)) for name in named)
-    [counted] = _rows(
+    words = bm25.any_of(lexemes)
+    [[*counted, every]] = _rows(
         using,
         COUNTS,
         spec,
-        counts=counts,
+        {"counts": counts},
         space=space_id,
-        words=bm25.any_of(lexemes),
+        words=words,
         most=COUNTED,
         **named,
     )
-    return {
-        lexeme: number / max(passages, number, 1.0)
-        for lexeme, number in zip(lexemes, counted, strict=True)
-    }
+    passages = max(known.passages, every, 1.0)
+    if every == COUNTED:
+        # More may have one of the words than were counted.
+        share = _sampled(using, MATCHING, spec, known.percent, space=space_id, words=words)
+        passages = every / share if share else passages
+    return {lexeme: number / passages for lexeme, number in zip(lexemes, counted, strict=True)}
 
 
-def _rows(using: str, statement: str, spec: Spec, /, **given: Any) -> list[Any]:
+def _sampled(using: str, statement: str, spec: Spec, percent: float, **given: Any) -> float | None:
+    """Return a mean over a sample of the table, or of the ``space`` in it."""
+    among = sql.SQL(AMONG if "space" in given else "")
     table = sql.SQL(postgres.quoted_table(spec.embedding_model))
-    counts = given.pop("counts", None)
-    text = sql.SQL(statement).format(table=table, counts=counts).as_string(None)
+    sample = sql.SQL(SAMPLE).format(table=table, among=among)
+    [[mean]] = _rows(
+        using, statement, spec, {"sample": sample}, percent=percent, most=2 * SAMPLED, **given
+    )
+    found: float | None = mean
+    return found
+
+
+def _rows(
+    using: str,
+    statement: str,
+    spec: Spec,
+    names: Mapping[str, sql.Composable] | None = None,
+    /,
+    **given: Any,
+) -> list[Any]:
+    table = sql.SQL(postgres.quoted_table(spec.embedding_model))
+    text = sql.SQL(statement).format(table=table, **(names or {})).as_string(None)
     return database.rows(using, text, **given)

@@ -332,6 +332,33 @@ def test_a_query_may_have_more_words_than_a_statement_has_columns(texts):
     assert counting.count("FILTER") == frequencies.MOST_COUNTED
 
 
+@pytest.mark.parametrize("is_analyzed", [False, True])
+def test_words_are_as_common_as_they_are_although_few_are_counted(texts, monkeypatch, is_analyzed):
+    """Of a table without statistics on words: by row-level security, for instance."""
+    monkeypatch.setattr(frequencies, "COUNTED", 50)
+    if is_analyzed:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE app_noteembedding ALTER fulltext SET STATISTICS 0")
+            cursor.execute("ANALYZE app_noteembedding")
+
+    found_scores("w0 w1 w9")
+
+    shares = known_of_notes().shares
+    assert shares.keys() == {"w0", "w1", "w9"}
+    for word, share in shares.items():
+        having = sum(word in words for words in texts.values())
+        assert share == pytest.approx(having / len(texts), abs=0.2)
+    assert shares["w0"] > shares["w1"] > shares["w9"]
+
+
+def test_passages_of_a_space_that_no_sample_has_are_taken_as_long_as_the_others(texts):
+    [spec] = specs.of(Note)
+
+    known = frequencies.of("default", spec, 0, table_oid=0, chunks=float(len(texts)))
+
+    assert known.length == pytest.approx(sum(map(len, texts.values())) / len(texts))
+
+
 def test_only_so_many_words_are_remembered(texts, monkeypatch):
     found_scores("w7")
     known = known_of_notes()
