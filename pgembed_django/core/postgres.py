@@ -8,7 +8,6 @@ from functools import lru_cache
 from django.db import (
     DEFAULT_DB_ALIAS,
     DataError,
-    InternalError,
     NotSupportedError,
     ProgrammingError,
     connections,
@@ -21,6 +20,9 @@ from pgembed_django.core import database
 from pgembed_django.exceptions import did_you_mean
 
 UNQUOTED = re.compile("[a-z_][a-z0-9_]*")
+
+PLAIN = re.compile(r'[^\s".]+')
+"""A name without a schema or quotes."""
 
 FULL_TEXT_CONFIGURATIONS = """
     SELECT cfgname
@@ -94,12 +96,15 @@ def languages(using: str) -> frozenset[str]:
 
 def languages_instead(using: str, language: str) -> list[str]:
     """Return the full-text configurations that a database has instead. Empty: it has this one."""
+    known = [name for [name] in database.rows(using, FULL_TEXT_CONFIGURATIONS)]
+    if PLAIN.fullmatch(language):
+        # Not asked for: a number or a dash would pass for an oid, and what is not there would be an
+        # error in the server's log, for each search in a language without a configuration.
+        return [] if language.lower() in known else known
     with connections[using].cursor() as cursor:
         try:
             with transaction.atomic(using=using):
-                # A number, or a dash, is taken for an oid, whether there is one or not.
-                cursor.execute("SELECT to_tsvector(%s::regconfig, '')", [language])
-        except (ProgrammingError, DataError, NotSupportedError, InternalError):
-            cursor.execute(FULL_TEXT_CONFIGURATIONS)
-            return [name for [name] in cursor.fetchall()]
+                cursor.execute("SELECT %s::regconfig", [language])
+        except (ProgrammingError, DataError, NotSupportedError):
+            return known
     return []

@@ -14,7 +14,7 @@ import pgtrigger
 import psycopg
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 from django.utils import translation
 
 from pgembed_django import search
@@ -166,6 +166,24 @@ def test_a_query_is_in_the_active_language(tales, run_jobs):
         assert found(tales.Tale, "hous") == ["Houses"]  # by ``simple``
     with translation.override(None):
         assert found(tales.Tale, "house") == ["Houses"]  # by the setting
+
+
+@every("code", ["ja", "zh-hans"])
+def test_a_language_without_a_configuration_is_no_error_of_the_server(tales, run_jobs, code):
+    run_jobs()
+    failed = []
+
+    def watch(execute, *statement: Any) -> Any:
+        try:
+            return execute(*statement)
+        except DatabaseError as error:
+            failed.append(error)
+            raise
+
+    with translation.override(code), connection.execute_wrapper(watch):
+        found(tales.Tale, "house")
+
+    assert not failed
 
 
 def test_a_new_language_column_is_followed_without_a_provider(tales, run_jobs):
