@@ -210,7 +210,8 @@ class Retrievers:
 
     def lexical(self, *, depth: Depth) -> Retriever:
         """Return the retriever that finds the chunks that match the query's words best."""
-        return self._by_words(self._threshold(SCORED_AT_FIRST * self._first(depth)))
+        most = min(SCORED_AT_FIRST * self._first(depth), MOST_SCORED)
+        return self._by_words(self._threshold(most))
 
     def _by_words(self, least: float) -> Retriever:
         words, required = self.words, self.survey.words.required

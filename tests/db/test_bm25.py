@@ -16,6 +16,7 @@ from pgembed_django import search, spaces
 from pgembed_django.declaration import specs
 from pgembed_django.models import Space
 from pgembed_django.retrieval import frequencies, fusion, retrievers, statistics, targets
+from pgembed_django.retrieval.retrievers import Depth
 from pgembed_django.spaces import indexes
 from tests.app.models import Note, NoteEmbedding
 
@@ -226,6 +227,14 @@ def test_as_many_are_found_as_match_although_few_passages_are_scored(texts, monk
     assert len(found_scores("w0 w39", among=Note.objects.filter(pk__in=passing))) == 50
 
 
+def test_deep_pages_do_not_ask_for_more_passages_than_are_scored(texts, monkeypatch):
+    monkeypatch.setattr(retrievers, "MOST_SCORED", 150)
+    monkeypatch.setattr(fusion, "SHALLOW", Depth(results=5, rows=5))
+    monkeypatch.setattr(fusion, "DEEP", Depth(results=20, rows=20))
+
+    assert found_scores("w0 w39", limit=15) == pytest.approx(scores(texts, "w0 w39")[:15])
+
+
 def test_a_phrase_finds_itself_and_ranks_by_all_words(run_jobs):
     Note.objects.create(body="slow rise")
     both = Note.objects.create(body="slow rise bread")
@@ -298,7 +307,6 @@ def test_a_word_that_the_statistics_do_not_tell_is_counted(texts, run_jobs):
 @pytest.mark.parametrize("query", ["w0 w39", "w0 w39 -absent"])
 def test_few_with_a_rare_word_are_best_although_too_many_have_the_other(texts, monkeypatch, query):
     monkeypatch.setattr(retrievers, "MOST_SCORED", 60)
-    monkeypatch.setattr(retrievers, "SCORED_AT_FIRST", 0.2)
     having = sum("w39" in words for words in texts.values())
     assert having < fusion.SHALLOW.results
 
