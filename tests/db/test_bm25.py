@@ -281,6 +281,7 @@ def test_a_table_that_has_grown_is_read_again(texts, run_jobs):
 
 def test_how_many_passages_a_space_of_a_large_table_has_the_statistics_tell(texts, monkeypatch):
     monkeypatch.setattr(frequencies, "COUNTED", 100)
+    monkeypatch.setattr(retrievers, "SCORED_AT_FIRST", 0.7)
     other = Space.objects.get(spec="app.NoteEmbedding")
     other.pk, other.state, other.fingerprint = None, "retired", "another"
     other.save()
