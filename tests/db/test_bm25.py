@@ -120,6 +120,17 @@ def test_so_are_the_best_that_pass_a_filter(texts, monkeypatch, query, lacking):
     assert found == pytest.approx(scores(texts, query, among=passing)[:50])
 
 
+def test_the_few_that_pass_a_filter_are_scored_at_once(texts, monkeypatch):
+    monkeypatch.setattr(retrievers, "SCORED_AT_FIRST", 0.2)
+    few = [*texts][:10]
+
+    with CaptureQueriesContext(connection) as captured:
+        found = found_scores(QUERIES[2], among=Note.objects.filter(pk__in=few))
+
+    assert found == pytest.approx(scores(texts, QUERIES[2], among=few))
+    assert len([one for one in captured if "ts_rank" in one["sql"]]) == 1
+
+
 @pytest.mark.parametrize(("k1", "b"), [(0.1, 0.75), (2.0, 0.0), (0.9, 1.0)])
 def test_its_two_numbers_are_settings(texts, settings, k1, b):
     settings.PGEMBED_BM25_K1, settings.PGEMBED_BM25_B = k1, b

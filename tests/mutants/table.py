@@ -962,6 +962,14 @@ MUTANTS = [
     ),
     Mutant(
         "S1",
+        "few-that-pass-are-looked-for-twice",
+        "retrieval/retrievers.py",
+        "if least and self._passing is not None:",
+        "if False:",
+        "db/test_bm25.py::test_the_few_that_pass_a_filter_are_scored_at_once",
+    ),
+    Mutant(
+        "S1",
         "uncounted-word-is-absent",
         "retrieval/frequencies.py",
         "lexeme: number / max(passages, number, 1.0)",
