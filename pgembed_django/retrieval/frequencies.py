@@ -30,7 +30,7 @@ SAMPLED = 1_000
 """Of how many passages to take the mean length."""
 
 MOST_WORDS = 64
-"""Of a query with more words, such as a pasted text, the rarest count.
+"""Of a query with more words, such as a pasted text, the most telling count.
 
 Each word costs time for each passage that is ranked.
 """
@@ -142,7 +142,7 @@ def of(using: str, spec: Spec, space_id: int, *, table_oid: int, chunks: float) 
 def words(
     known: Frequencies, times: Mapping[str, int], *, using: str, spec: Spec, space_id: int
 ) -> list[Word]:
-    """Return the words of a query, the rarest first, given how often it has each of them."""
+    """Return the words of a query, the most telling first, given how often it has each."""
     asked = sorted(times, key=lambda lexeme: (-times[lexeme], -len(lexeme), lexeme))[:MOST_COUNTED]
     shares = {lexeme: known.shares[lexeme] for lexeme in asked if lexeme in known.shares}
     if unknown := [lexeme for lexeme in asked if lexeme not in shares]:
