@@ -954,6 +954,14 @@ MUTANTS = [
     ),
     Mutant(
         "S1",
+        "the-best-make-way-for-any",
+        "retrieval/retrievers.py",
+        "best = _best_of_each([*best.values(), *more], sign=sign)",
+        "best = _best_of_each(more, sign=sign)",
+        "db/test_bm25.py::test_few_with_a_rare_word_are_best_although_too_many_have_the_other",
+    ),
+    Mutant(
+        "S1",
         "a-phrase-is-looked-for-twice",
         "retrieval/retrievers.py",
         "        if self.survey.words.is_narrow:\n",
