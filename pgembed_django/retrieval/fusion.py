@@ -40,6 +40,13 @@ MOMENT_SECONDS = 0.005
 Item = TypeVar("Item", bound=Hashable)
 
 
+FLATNESS = 20
+"""The larger it is, the less the first ranks of a model stand out when several are merged.
+
+Source: Cormack, Clarke, Buettcher, "Reciprocal Rank Fusion outperforms Condorcet", SIGIR 2009.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """A query for one target. Its vector may not have arrived yet.
@@ -171,11 +178,12 @@ def _rank(
 ) -> list[Ranked]:
     """Return the rows, best first. A row that is first in each retriever has the merit 1.
 
+    The merit goes by ranks alone: values of other spaces must not be compared with these.
     ``look`` runs the retrievers at a depth. ``near`` tells how similar what they found is, and
     what is less so than ``least`` is left out.
     """
     ranked: dict[Any, Ranked] = {}
-    lowest = 1.0
+    lowest = least_merit = 1.0
     for depth in (SHALLOW, DEEP) if reach > SHALLOW.results else (SHALLOW,):
         found = look(depth)
         similar = near(found)
@@ -194,7 +202,12 @@ def _rank(
             if key not in ranked:
                 # DEEP may score a row higher than SHALLOW's last, but it still comes after that.
                 lowest = min(score, lowest)
-                ranked[key] = _ranked(key, lowest, matches[key], similar, is_fused=len(asked) > 1)
+                shares = len(asked) if key in waiting else 1
+                ranks = sum((FLATNESS + 1) / (FLATNESS + match.rank) for match in matches[key])
+                least_merit = min(shares * ranks / len(asked), least_merit)
+                ranked[key] = _ranked(
+                    key, lowest if len(asked) > 1 else None, least_merit, matches[key], similar
+                )
     return list(ranked.values())
 
 
@@ -239,20 +252,21 @@ def _normalized(name: Name, items: Mapping[Item, float], depth: Depth) -> dict[I
 
 def _ranked(
     key: Any,
+    fused: float | None,
     merit: float,
     matches: Sequence[Matched],
     similar: Mapping[Any, float] | None,
-    *,
-    is_fused: bool,
 ) -> Ranked:
-    """Return a row with the chunk of the retriever that ranks it higher."""
+    """Return a row with the chunk of the retriever that ranks it higher.
+
+    ``fused`` is its score. None: that of the only retriever.
+    """
     best = min(matches, key=lambda match: match.rank)
     similarity = next((match.score for match in matches if match.mode == SEMANTIC), None)
     if similar is not None:
         similarity = similar[key]
-    return Ranked(
-        key, best.chunk, merit if is_fused else best.score, similarity, merit, tuple(matches)
-    )
+    score = best.score if fused is None else fused
+    return Ranked(key, best.chunk, score, similarity, merit, tuple(matches))
 
 
 def _vector(pending: Pending | None) -> Vector | None:

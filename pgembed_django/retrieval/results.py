@@ -179,7 +179,7 @@ class Ranked(NamedTuple):
     score: float
     similarity: float | None
     merit: float
-    """A score that is comparable between models: 1 for what is best by all that was searched by."""
+    """A score by rank alone, which is comparable between models."""
     matches: tuple[Matched, ...] = ()
 
 

@@ -147,7 +147,7 @@ def warm_up() -> None:
 def _page(
     answers: Sequence[Answer], *, limit: int, offset: int, reranker: Reranker | None = None
 ) -> Results[Any]:
-    """Return one page of the ranked rows. Several models are merged by merit."""
+    """Return one page of the ranked rows. Several models are merged by rank, not by score."""
     merged = _merged(answers)
 
     def again_within(answer: Answer) -> Results[Any]:
