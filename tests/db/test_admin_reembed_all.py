@@ -108,7 +108,7 @@ def test_a_run_that_was_left_continues_where_it_was(operator, articles):
     assert "Re-embed 1 row?" in again.text
     assert f"An earlier run stopped after row {articles[1].pk}." in again.text
     assert again.press() == "1 queued to be embedded again."
-    assert not ScanCursor.objects.get().cursor
+    assert not ScanCursor.objects.get(scan=ScanCursor.Scan.BACKFILL).cursor
     assert "Re-embed 3 rows?" in Run(operator).text
 
 
@@ -143,7 +143,7 @@ def test_what_the_command_has_completed_does_not_begin_again(operator, articles)
 def test_to_ask_writes_nothing(operator, articles):
     Run(operator)
 
-    assert not ScanCursor.objects.exists()
+    assert not ScanCursor.objects.filter(scan=ScanCursor.Scan.BACKFILL).exists()
 
 
 def test_a_spec_that_does_not_exist_is_not_found_and_a_viewer_may_not(operator, viewer):
