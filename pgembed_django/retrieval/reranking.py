@@ -10,7 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any, TypeVar
+
+from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django import conf, events, rerankers
 from pgembed_django.core.text import clean
@@ -109,11 +112,16 @@ class Calls:
 
     def warm_up(self) -> None:
         """Load the models of the declared rerankers, in threads. Returns at once."""
-        for alias in conf.current().rerankers:
-            self._submit(self._warm_up, rerankers.get(alias))
+        declared: object = conf.current().rerankers
+        for alias in declared if isinstance(declared, Mapping) else ():
+            self._submit(self._warm_up, alias)
 
-    def _warm_up(self, reranker: Reranker) -> None:
-        """Runs in a thread."""
+    def _warm_up(self, alias: str) -> None:
+        """Runs in a thread. What is declared wrongly is told by the checks, and by searches."""
+        with suppress(ImproperlyConfigured):
+            self._load(rerankers.get(alias))
+
+    def _load(self, reranker: Reranker) -> None:
         try:
             with answers.provider_errors(reranker):
                 reranker.warm_up()

@@ -352,6 +352,13 @@ def test_a_model_in_this_process_is_loaded_when_it_starts(declare_reranker):
     assert Loading.loaded.wait(30)
 
 
+@pytest.mark.parametrize("declared", [None, {"best": None}, {"best": {"BACKEND": "no.such"}}])
+def test_a_web_process_starts_whatever_is_declared(settings, declared):
+    settings.PGEMBED_RERANKERS = declared
+
+    warm_up()
+
+
 def test_a_model_that_cannot_be_loaded_at_the_start_is_logged(
     declare_reranker, monkeypatch, caplog
 ):
