@@ -17,6 +17,7 @@ from psycopg import sql
 from pgembed_django.core import database, faults, languages, postgres, user_code
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Space
+from pgembed_django.retrieval.retrievers import Name
 from pgembed_django.retrieval.statistics import Words
 from pgembed_django.retrieval.targets import Target
 
@@ -91,7 +92,7 @@ class Match(NamedTuple):
     ``end`` are the offsets in the row's text of the passage that matched best.
     """
 
-    mode: Literal["semantic", "lexical"]
+    mode: Name
     rank: int
     score: float
     start: int
@@ -165,7 +166,7 @@ class Results(Sequence[Row]):
 class Matched(NamedTuple):
     """How a retriever ranked a row, and by which chunk. See ``Match``."""
 
-    mode: Literal["semantic", "lexical"]
+    mode: Name
     rank: int
     score: float
     chunk: int

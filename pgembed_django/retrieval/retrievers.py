@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
@@ -43,43 +43,6 @@ MOST_SCORED = 10_000
 
 SCORED_AT_FIRST = 20
 """How many passages the first statement is to score, for each that is wanted."""
-
-# BM25. Of how often a passage has a word, ts_rank makes the sum of 1/1 + 1/4 + 1/9 and so on, as
-# a part of the whole series: what is left of it tells how often. With the normalization 2 it
-# divides by the passage's length, so the length is how much greater it is without.
-# The LIMIT bounds the cost, and has each rank computed once. Only the best chunks are joined again
-# to see whether they have a vector: with the vectors in the sort, the planner misses better plans.
-BY_WORDS = """(
-    SELECT 'lexical', best.source_id, best.id, best.value, chunk.embedding IS NULL
-    FROM (
-        SELECT measured.source_id, measured.id, {score} AS value
-        FROM (
-            SELECT
-                counted.*,
-                %(k1)s * (1 - %(b)s + %(b)s * ({ranks}) / {number} / per_word / %(length)s) AS norm
-            FROM (
-                SELECT
-                    chunk.source_id,
-                    chunk.id,
-                    ts_rank('{{1, 1, 1, 1}}', chunk.fulltext, %(any)s::tsquery, 2) AS per_word,
-                    {columns}
-                FROM {table} AS chunk
-                WHERE chunk.space_id = %(space)s
-                  AND chunk.fulltext @@ %(finding)s::tsquery
-                  {among}
-                  {fresh}
-                LIMIT %(most_scored)s
-            ) AS counted
-            OFFSET 0
-        ) AS measured
-        ORDER BY value DESC, id
-        LIMIT %(lexical_taken)s
-    ) AS best
-    JOIN {table} AS chunk ON chunk.id = best.id
-)"""
-RANK = "ts_rank('{{1, 1, 1, 1}}', chunk.fulltext, {word}::tsquery)::float8 AS {rank}"
-TIMES = "round(1 / (1.6449340668 - 1.6449340668 * {rank}) - 0.5)"
-SCORE = "{bound} * {times} / ({times} + norm)"
 
 # Without the cast to a width, the expression matches no index, so every vector is read.
 BY_READING = """(
@@ -216,7 +179,7 @@ class Retrievers:
     def _by_words(self, least: float) -> Retriever:
         words, required = self.words, self.survey.words.required
         finding = bm25.condition(words, least=least)
-        text = self._fill(BY_WORDS, **_of_words(len(words)))
+        text = self._fill(bm25.BY_WORDS, **bm25.of_words(len(words)))
         wanted: dict[str, Any] = {
             "finding": f"({required}) & ({finding})" if required else finding,
             "any": bm25.any_of([word.lexeme for word in words]),
@@ -390,26 +353,6 @@ def _best_of_each(found: Sequence[Found], *, sign: int) -> dict[Any, Found]:
     for chunk in sorted(found, key=lambda chunk: (sign * chunk.value, chunk.chunk)):
         best.setdefault(chunk.key, chunk)
     return best
-
-
-@cache
-def _of_words(number: int) -> dict[str, sql.SQL]:
-    """Return the parts of ``BY_WORDS`` that there are of each word."""
-    ranks = [sql.Identifier(f"rank_{one}") for one in range(number)]
-    times = [sql.SQL(TIMES).format(rank=rank) for rank in ranks]
-    parts = {
-        "score": sql.SQL(" + ").join(
-            sql.SQL(SCORE).format(bound=sql.Placeholder(f"bound_{one}"), times=times[one])
-            for one in range(number)
-        ),
-        "ranks": sql.SQL(" + ").join(ranks),
-        "number": sql.Literal(number),
-        "columns": sql.SQL(", ").join(
-            sql.SQL(RANK).format(word=sql.Placeholder(f"word_{one}"), rank=ranks[one])
-            for one in range(number)
-        ),
-    }
-    return {name: sql.SQL(part.as_string(None)) for name, part in parts.items()}
 
 
 def of(target: Target[Any], survey: Survey, *, within: bool) -> Retrievers | None:

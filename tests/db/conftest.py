@@ -25,6 +25,7 @@ from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.queue import jobs
 from pgembed_django.queue import maintenance as queue_maintenance
 from pgembed_django.queue.work import Work
+from pgembed_django.retrieval import query_vectors
 from pgembed_django.spaces import reconcile
 from tests import played
 from tests.app.models import Note
@@ -33,6 +34,14 @@ from tests.played.provider import PlayedProvider
 from tests.providers import Moody
 
 LEASE_SECONDS = 600
+
+
+@pytest.fixture
+def no_known_queries() -> Iterator[None]:
+    """No vector of a query is kept from an earlier test, nor for a later one."""
+    query_vectors.vectors.clear()
+    yield
+    query_vectors.vectors.clear()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pgembed_django import providers, search, similar_to
 from pgembed_django.exceptions import SearchError
 from pgembed_django.models import AbstractEmbedding
 from pgembed_django.queue.work import Work
-from pgembed_django.retrieval import fusion, query_vectors
+from pgembed_django.retrieval import fusion
 from tests.app.models import (
     Article,
     ArticleEmbedding,
@@ -24,17 +24,10 @@ from tests.app.models import (
     PageCommentEmbedding,
 )
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_known_queries")]
 
 QUERY = "trout"
 NEARER = np.linspace(0.75, 0.95, fusion.SHALLOW.rows + 1)
-
-
-@pytest.fixture(autouse=True)
-def _no_queries_are_known():
-    query_vectors.vectors.clear()
-    yield
-    query_vectors.vectors.clear()
 
 
 def put(cosine: float, embeddings: Any) -> None:

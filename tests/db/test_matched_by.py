@@ -5,17 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pgembed_django import search, similar_to
-from pgembed_django.retrieval import Match, query_vectors
+from pgembed_django.retrieval import Match
 from tests.app.models import Article, Page, PageComment
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _no_queries_are_known():
-    query_vectors.vectors.clear()
-    yield
-    query_vectors.vectors.clear()
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_known_queries")]
 
 
 def test_a_row_found_by_both_ways_says_so(make_article, run_jobs):

@@ -33,14 +33,7 @@ from tests.app.models import (
     Team,
 )
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _no_queries_are_known():
-    query_vectors.vectors.clear()
-    yield
-    query_vectors.vectors.clear()
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_known_queries")]
 
 
 def titles(results: Results[Article]) -> list[str]:

@@ -21,7 +21,7 @@ from tests.app.models import Article, Note
 from tests.conftest import no_more_threads
 from tests.played.provider import PlayedProvider
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_known_queries")]
 
 PLAYED = "tests.played.provider.PlayedProvider"
 
@@ -53,13 +53,6 @@ class InProcess(PlayedProvider):
     def embed_batch(self, texts):
         self.warm_up()
         return super().embed_batch(texts)
-
-
-@pytest.fixture(autouse=True)
-def _no_queries_are_known() -> Iterator[None]:
-    query_vectors.vectors.clear()
-    yield
-    query_vectors.vectors.clear()
 
 
 @pytest.fixture

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from pgembed_django import search, similar_to
 from pgembed_django.exceptions import InputTooLong, SearchError
 from pgembed_django.models import Space
-from pgembed_django.retrieval import fusion, query_vectors, retrievers
+from pgembed_django.retrieval import fusion, retrievers
 from pgembed_django.retrieval.results import Mode
 from pgembed_django.testing import DeterministicProvider, run_jobs
 from tests.app.models import AbstractComment, Article, Category, Note, Page, PageExtra, Product
 from tests.conftest import PUBLISHED
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_known_queries")]
 
 
 class Narrow(DeterministicProvider):
@@ -36,13 +36,6 @@ class Narrow(DeterministicProvider):
         if any(len(text.split()) > 10 for text in texts):
             raise InputTooLong("The input length exceeds the context length of 10 tokens")
         return super().embed_batch(texts)
-
-
-@pytest.fixture(autouse=True)
-def _no_queries_are_known():
-    query_vectors.vectors.clear()
-    yield
-    query_vectors.vectors.clear()
 
 
 @pytest.fixture(scope="module")

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 from django.db import connection
 
 from pgembed_django import search, spaces
 from pgembed_django.declaration import specs
-from pgembed_django.retrieval import fusion, query_vectors
+from pgembed_django.retrieval import fusion
 from pgembed_django.spaces import indexes
 from tests.app.models import Article, ArticleEmbedding
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("provider")]
-
-
-@pytest.fixture(autouse=True)
-def _no_queries_are_known() -> Iterator[None]:
-    query_vectors.vectors.clear()
-    yield
-    query_vectors.vectors.clear()
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("provider", "no_known_queries")]
 
 
 @pytest.fixture(autouse=True)

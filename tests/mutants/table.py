@@ -947,7 +947,7 @@ MUTANTS = [
     Mutant(
         "S1",
         "all-are-scored",
-        "retrieval/retrievers.py",
+        "retrieval/bm25.py",
         "                LIMIT %(most_scored)s\n",
         "",
         "db/test_bm25.py::test_no_more_passages_are_scored_than_the_bound",
@@ -1003,7 +1003,7 @@ MUTANTS = [
     Mutant(
         "S1",
         "length-is-ignored",
-        "retrieval/retrievers.py",
+        "retrieval/bm25.py",
         "+ %(b)s * ({ranks}) / {number} / per_word / %(length)s)",
         "+ %(b)s)",
         "db/test_bm25.py::test_a_score_is_that_of_the_books",
