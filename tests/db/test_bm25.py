@@ -355,7 +355,7 @@ def test_a_query_may_have_more_words_than_a_statement_has_columns(texts):
 @pytest.mark.parametrize("is_analyzed", [False, True])
 def test_words_are_as_common_as_they_are_although_few_are_counted(texts, monkeypatch, is_analyzed):
     """Of a table without statistics on words: by row-level security, for instance."""
-    monkeypatch.setattr(frequencies, "COUNTED", 50)
+    monkeypatch.setattr(frequencies, "COUNTED", 150)
     if is_analyzed:
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE app_noteembedding ALTER fulltext SET STATISTICS 0")
@@ -368,7 +368,7 @@ def test_words_are_as_common_as_they_are_although_few_are_counted(texts, monkeyp
     for word, share in shares.items():
         having = sum(word in words for words in texts.values())
         assert share == pytest.approx(having / len(texts), abs=0.2)
-    assert shares["w0"] > shares["w1"] > shares["w9"]
+    assert min(shares["w0"], shares["w1"]) > shares["w9"]
 
 
 def test_passages_of_a_space_that_no_sample_has_are_taken_as_long_as_the_others(texts):
