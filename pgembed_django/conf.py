@@ -152,6 +152,12 @@ class Settings:
     tracing: bool = False
     """Whether jobs record the trace of their write, and workers make OpenTelemetry spans."""
 
+    publication: str | None = None
+    """The publication that workers read, made by the owner of its tables. None: migrations make it.
+
+    For ``capture="wal"`` and ``"message"``. ``embed_publication`` prints the SQL that makes one.
+    """
+
     worker_database: str | None = None
     """The database alias for workers, if the application's goes through a pooler."""
 
@@ -267,6 +273,9 @@ def _remedy(name: str, kind: str, value: Any) -> str | None:
         return f"Choose one of: {', '.join(CHOICES[name])}."
     if kind == "str" and not (isinstance(value, str) and value and value.isprintable()):
         return "Set it to a string."
+    is_name = isinstance(value, str) and value and value.isprintable()
+    if name == "publication" and value is not None and not is_name:
+        return "Name a publication of the database. Or None."
     is_alias = isinstance(value, str) and value in connections
     if name == "worker_database" and value is not None and not is_alias:
         return f"Name an alias of DATABASES: {', '.join(connections)}. Or None."

@@ -327,6 +327,39 @@ INDEX_REFUSED = _event(
     means="The worker's role does not own the table: searches go on without the index.",
 )
 
+# The write-ahead log
+
+CAPTURE_STARTED = _event(
+    "capture_started", INFO, "Reading changes from the write-ahead log, by the slot %(slot)s"
+)
+CAPTURE_REFUSED = _event(
+    "capture_refused",
+    ERROR,
+    "Changes cannot be read from the write-ahead log of %(database)s, trying again: %(error)s",
+    means='Rows with capture="wal" or "message" are not embedded meanwhile. Nothing is lost.',
+)
+SLOT_MADE = _event(
+    "slot_made",
+    WARNING,
+    "Made the replication slot %(slot)s",
+    means="There was none, or it was lost. All rows of the specs that need it are compared.",
+)
+CAPTURE_LOST = _event(
+    "capture_lost",
+    WARNING,
+    "The changes of %(spec)s are no longer published as they were",
+    means="The publication was changed. Once it is right, all rows of the spec are compared.",
+)
+COMPARING_ALL = _event(
+    "comparing_all", INFO, "All rows of %(spec)s are compared, as changes may have been missed"
+)
+MESSAGE_IGNORED = _event(
+    "message_ignored",
+    WARNING,
+    "A message in the write-ahead log was ignored: %(text)s",
+    means="It was written under our name, but is none that a trigger of ours writes.",
+)
+
 # Search
 
 QUERY_NOT_EMBEDDED = _event(

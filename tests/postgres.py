@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -34,9 +35,18 @@ def url() -> str:
         # What was committed is still written at once: a standby reads it.
         for name in ("fsync", "full_page_writes"):
             connection.execute(f"ALTER SYSTEM SET {name} = off")
-        connection.execute("SELECT pg_reload_conf()")
+        # Workers read changes from the write-ahead log.
+        connection.execute("ALTER SYSTEM SET wal_level = logical")
+    _restart(server)
     os.environ["DATABASE_URL"] = server.get_uri()
     return os.environ["DATABASE_URL"]
+
+
+def _restart(server: Any) -> None:
+    command = [server.bin_path / "pg_ctl", "restart", "-w", "-D", server.pgdata, "-l", server.log]
+    options = {"user": server.system_user, "cwd": "/", "stdout": subprocess.DEVNULL}
+    subprocess.run(command, check=True, **options)
+    server.ensure_postgres_running()  # so that it learns the new process's id
 
 
 def test_database() -> str:

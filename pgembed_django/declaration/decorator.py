@@ -66,6 +66,8 @@ class embeddable(Declaration, _KeywordsOnly):  # noqa: N801 - used as a decorato
     ``priority`` is from -100 to 100, higher first. ``name`` is the name of the generated model,
     by default ``<Model>Embedding``; on an abstract base it may contain ``%(class)s``.
     ``trigger_level="statement"`` enqueues all rows of an INSERT at once.
+    ``capture="wal"`` reads changes from the write-ahead log, without triggers on the table, and
+    ``"message"`` has them write there only, so that no job is written with a row.
 
     Raises:
         ImproperlyConfigured: triggers cannot keep this model fresh, or a keyword is wrong.
@@ -130,7 +132,7 @@ def _declare(declaration: Declaration, model: type[models.Model]) -> None:
         **keywords,
         key=f"{model._meta.app_label}.{name}",
         model=model,
-        embedding_model=embedding_models.generate(model, name=name),
+        embedding_model=embedding_models.generate(model, name=name, capture=declaration.capture),
         is_from_outside=_is_bound(model),
     )
     watch = triggers.Watch(
@@ -143,8 +145,10 @@ def _declare(declaration: Declaration, model: type[models.Model]) -> None:
         priority=spec.priority,
         embedding_table=spec.embedding_model._meta.db_table,
         is_by_statement=spec.trigger_level == "statement",
+        is_by_message=spec.capture == "message",
     )
-    pgtrigger.register(*triggers.triggers(watch))(model)
+    if spec.capture != "wal":
+        pgtrigger.register(*triggers.triggers(watch))(model)
     specs.register(spec)
     _unresolved.append((spec, watch))
     if apps.models_ready:

@@ -28,10 +28,10 @@ class SourceKey(models.ForeignKey):  # type: ignore[type-arg]
         return name, "django.db.models.ForeignKey", args, kwargs
 
 
-def generate(model: type[models.Model], *, name: str) -> type[models.Model]:
+def generate(model: type[models.Model], *, name: str, capture: str) -> type[models.Model]:
     """Generate the model for a spec's table of vectors."""
     # Not at the top: our models can only be imported if our app is installed.
-    from pgembed_django.models import AbstractEmbedding
+    from pgembed_django.models import AbstractEmbedding, Published
 
     app_label = model._meta.app_label
     plural = name if name.endswith("s") else f"{name}s"
@@ -46,6 +46,13 @@ def generate(model: type[models.Model], *, name: str) -> type[models.Model]:
             )
         ],
     }
+    if capture != "trigger":
+        meta["constraints"].append(
+            Published(
+                name=truncate_name(f"pgembed_{app_label}_{name.lower()}_published", NAME_LENGTH, 8),
+                with_table=capture == "wal",
+            )
+        )
     qualified = QUALIFIED_TABLE.fullmatch(model._meta.db_table)
     if qualified:
         meta["db_table"] = f'"{qualified["schema"]}"."{app_label}_{name.lower()}"'

@@ -13,9 +13,9 @@ from django.db import models
 
 from pgembed_django.chunking import Chunker
 from pgembed_django.declaration.relations import TEXTUAL
-from pgembed_django.declaration.specs import Declaration, Stale, TriggerLevel
+from pgembed_django.declaration.specs import Capture, Declaration, Stale, TriggerLevel
 from pgembed_django.exceptions import did_you_mean
-from pgembed_django.triggers import conditions
+from pgembed_django.triggers import conditions, sql
 
 HIGHEST_PRIORITY = 100
 
@@ -33,11 +33,13 @@ def check(declaration: Declaration, model: type[models.Model]) -> None:
             "'django.contrib.postgres' with it.",
         )
     concrete = model._meta.concrete_model or model
-    if not (model._meta.managed and concrete._meta.managed):
+    is_managed = model._meta.managed and concrete._meta.managed
+    if not is_managed and declaration.capture != "wal":
         refuse(
             model,
             "the model is unmanaged, so no migration can put triggers on its table. Remove "
-            "managed = False, or decorate a managed model of the same table.",
+            "managed = False, decorate a managed model of the same table, or read its changes from "
+            "the write-ahead log: capture='wal'.",
         )
     if getattr(model._meta, "is_composite_pk", False) or not concrete._meta.pk.column:
         refuse(
@@ -46,6 +48,7 @@ def check(declaration: Declaration, model: type[models.Model]) -> None:
         )
     _require_fields(declaration, model)
     _require_values(declaration, model)
+    _require_capture(declaration, model)
     if declaration.language is not None:
         _require_language(declaration, model)
 
@@ -236,6 +239,7 @@ def _require_values(declaration: Declaration, model: type[models.Model]) -> None
             of.trigger_level in get_args(TriggerLevel),
             "Choose 'row' or 'statement'.",
         ),
+        ("capture", of.capture in get_args(Capture), "Choose 'trigger', 'message' or 'wal'."),
         ("chunker", isinstance(of.chunker, Chunker | None), "Give a Chunker(...)."),
         ("provider", isinstance(of.provider, str), "Name an alias of PGEMBED_PROVIDERS."),
     ):
@@ -244,3 +248,28 @@ def _require_values(declaration: Declaration, model: type[models.Model]) -> None
     for refusal in conditions.refusals(of.when or models.Q(), model=model):
         # Do not show repr(when): if it contains a queryset, that would run its query.
         refuse(model, f"when: {refusal}")
+
+
+def _require_capture(declaration: Declaration, model: type[models.Model]) -> None:
+    capture = declaration.capture
+    if capture == "trigger":
+        return
+    if declaration.stale == "hide":
+        refuse(
+            model,
+            f"stale is 'hide', and capture {capture!r}. A row is hidden as soon as it has a job, "
+            "and changes that are read from the write-ahead log get theirs after the commit. Leave "
+            "one of the two out.",
+        )
+    if capture == "wal" and declaration.trigger_level != "row":
+        refuse(
+            model,
+            f"trigger_level is {declaration.trigger_level!r}, and with capture='wal' there are no "
+            "triggers. Leave trigger_level out.",
+        )
+    if not sql.is_in_one_schema():
+        refuse(
+            model,
+            f"capture is {capture!r}, and PGTRIGGER_SCHEMA None: with a schema per tenant, changes "
+            "cannot be read from the write-ahead log. Leave capture out.",
+        )

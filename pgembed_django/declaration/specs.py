@@ -29,6 +29,7 @@ from pgembed_django.exceptions import did_you_mean
 Stale = Literal["serve", "hide"]
 StoreText = bool | Literal["nothing"]
 TriggerLevel = Literal["row", "statement"]
+Capture = Literal["trigger", "message", "wal"]
 
 # With a schema per tenant, search_path may also find a table in the shared schema, which does not
 # belong to this tenant.
@@ -72,6 +73,7 @@ class Declaration:
     store_text: StoreText = True
     trigger_level: TriggerLevel = "row"
     language: str | None = None
+    capture: Capture = "trigger"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -141,6 +143,14 @@ class Spec(Declaration):
         until then searches leave these out, because they apply it before they rank.
         """
         return relations.spans(self.model, self.when)
+
+    @property
+    def is_read_from_log(self) -> bool:
+        """Whether changes of its rows come from the write-ahead log, and not from its triggers.
+
+        So a row may be gone before its vectors are: searches look for the row itself.
+        """
+        return self.capture != "trigger"
 
     @property
     def tested(self) -> Q | None:

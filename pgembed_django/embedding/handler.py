@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from django.db import DatabaseError
 
-from pgembed_django import conf, events, spaces, store
+from pgembed_django import capture, conf, events, spaces, store
 from pgembed_django.core import faults
 from pgembed_django.core.faults import Fault
 from pgembed_django.declaration import specs
@@ -283,11 +283,17 @@ class EmbeddingHandler(Handler):
 
     def chores(self, is_stopping: Callable[[], bool]) -> tuple[Sequence[Chore], Sequence[Chore]]:
         """Return what looks for gaps, and what tends the spaces."""
-        return self.upkeep.chores(is_stopping)
+        short, long = self.upkeep.chores(is_stopping)
+        return short, [*long, capture.chore(using=self.using)]
+
+    def endless_chores(self, is_stopping: Callable[[], bool]) -> Sequence[Chore]:
+        """Return what reads the write-ahead log."""
+        return capture.endless_chores(using=self.using, is_stopping=is_stopping)
 
     def chores_of_drain(self) -> Sequence[Callable[[], int]]:
         """Look for gaps, and build, switch and prune spaces."""
-        return [*self.upkeep.chores_of_drain(), self._outdate]
+        streamer = capture.Streamer(using=self.using)
+        return [streamer.catch_up, *self.upkeep.chores_of_drain(), self._outdate]
 
     def hindrances(self, *, for_people: bool = False) -> Hindrances:
         """Return the providers that are down or paused by a person, and the specs set aside."""

@@ -142,6 +142,16 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='ReplicationSlot',
+            fields=[
+                ('name', models.TextField(primary_key=True, serialize=False)),
+                ('holder', models.TextField(db_default='', help_text='Which worker reads. A fencing token.')),
+                ('position', models.BigIntegerField(help_text='All that was committed before this position is enqueued.', null=True)),
+                ('specs', models.JSONField(default=dict, help_text='The specs whose changes are read without a gap.')),
+                ('read_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), help_text='All that was committed before this time is enqueued.')),
+            ],
+        ),
+        migrations.CreateModel(
             name='Pause',
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),

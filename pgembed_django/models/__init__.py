@@ -6,7 +6,8 @@ There are two exceptions: ``spaces`` writes scan cursors, and a worker writes it
 from pgembed_django.models.abstract_embedding import AbstractEmbedding
 from pgembed_django.models.attempt import Attempt
 from pgembed_django.models.job import Ending, Job, Ripple, Rollup
-from pgembed_django.models.operations import Pause, Quota, ScanCursor, Worker
+from pgembed_django.models.operations import Pause, Quota, ReplicationSlot, ScanCursor, Worker
+from pgembed_django.models.publication import Published
 from pgembed_django.models.space import Space, StagedVector
 from pgembed_django.models.task import (
     Task,
@@ -23,7 +24,9 @@ __all__ = [
     "Ending",
     "Job",
     "Pause",
+    "Published",
     "Quota",
+    "ReplicationSlot",
     "Ripple",
     "Rollup",
     "ScanCursor",

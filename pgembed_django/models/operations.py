@@ -138,3 +138,26 @@ class Pause(NotFromFixtures):
 
     def __str__(self) -> str:
         return f"{self.what} {self.name}"
+
+
+class ReplicationSlot(NotFromFixtures):
+    """How far the write-ahead log was read, from which changes of some specs come.
+
+    One worker reads at a time. It writes in the same transaction as the jobs, so that a change is
+    known to be enqueued when it was.
+    """
+
+    name = models.TextField(primary_key=True)
+    holder = models.TextField(db_default="", help_text=_("Which worker reads. A fencing token."))
+    position = models.BigIntegerField(
+        null=True, help_text=_("All that was committed before this position is enqueued.")
+    )
+    specs = models.JSONField(
+        default=dict, help_text=_("The specs whose changes are read without a gap.")
+    )
+    read_at = models.DateTimeField(
+        db_default=Now(), help_text=_("All that was committed before this time is enqueued.")
+    )
+
+    def __str__(self) -> str:
+        return self.name

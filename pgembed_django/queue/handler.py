@@ -277,6 +277,10 @@ class Handler:
         """
         return (), ()
 
+    def endless_chores(self, is_stopping: Callable[[], bool]) -> Sequence[Chore]:
+        """Return chores that go on until ``is_stopping``. Each gets a thread of its own."""
+        return ()
+
     def chores_of_drain(self) -> Sequence[Callable[[], int]]:
         """Return what a drain does once nothing is ready. Each returns how many jobs became so."""
         return ()

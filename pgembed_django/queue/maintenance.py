@@ -232,6 +232,12 @@ class Maintenance:
                 ("builder", long),
             )
         ]
+        endless = [handler.endless_chores(self._stopping.is_set) for handler in handlers]
+        self.threads += [
+            Chores(chore.once.__name__, [chore], using=using, wake=wake, stopping=self._stopping)
+            for chores in endless
+            for chore in chores
+        ]
 
     def start(self) -> None:
         """Start the threads. Their first rounds begin at once."""

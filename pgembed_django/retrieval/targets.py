@@ -83,8 +83,9 @@ class Target(Generic[Row]):
     def narrows(self) -> bool:
         """Whether the queryset, or the spec's condition, may leave out rows that have vectors.
 
-        Triggers see to a condition over the row's own columns. Of any other, vectors may be left
-        until a worker has removed them, so it is applied before the rows are ranked.
+        Triggers see to a condition over the row's own columns. Of any other, or if changes are read
+        from the log, vectors may be left until a worker has removed them. So the rows themselves
+        are looked at before they are ranked.
         """
         query = self.queryset.query
         is_whole_table = (
@@ -95,6 +96,7 @@ class Target(Generic[Row]):
             or bool(query.extra_tables)
             or not is_whole_table
             or self.spec.when_spans_tables
+            or self.spec.is_read_from_log
         )
 
 

@@ -32,6 +32,9 @@ ALL_SCANS = (*CHEAP_SCANS, Scan.STALE)
 COMPARING = (Scan.STALE, Scan.WORDS)
 """The scans that begin anew when what they compare the rows with was declared otherwise."""
 
+BEGUN = ""
+"""The cursor of a scan that is under way, and before the first row."""
+
 PAGE_ROWS = 1000
 MAX_BACKLOG = 10_000
 
@@ -296,6 +299,14 @@ def begin(spec: Spec, scan: str, *, using: str) -> None:
 def restart(spec: Spec, scan: str, *, using: str) -> None:
     """Begin a new scan with the next page."""
     ScanCursor.objects.using(using).filter(spec=spec.key, scan=scan).update(cursor=None)
+
+
+def compare_all(spec: Spec, *, using: str) -> None:
+    """Begin all scans anew, to be continued at once: changes of any row may have been missed."""
+    cursors = ScanCursor.objects.using(using).filter(spec=spec.key, scan__in=ALL_SCANS)
+    for scan in ALL_SCANS:
+        begin(spec, scan, using=using)
+    cursors.update(cursor=BEGUN, finished_recipe="", finished_at=None)
 
 
 def refreshing(spec: Spec, *, using: str) -> Refreshing | None:

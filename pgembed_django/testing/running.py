@@ -16,6 +16,7 @@ from pgembed_django.declaration import specs
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
+from pgembed_django.spaces import reconcile
 from pgembed_django.tasks import backend
 from pgembed_django.tasks.errors import Again
 from pgembed_django.tasks.handler import TaskHandler
@@ -40,6 +41,10 @@ def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
     for spec in known.values():
         spaces.ensure(spec, using=using)
         spaces.recognize(spec, using=using, only_exchanged=True)
+        if spec.is_read_from_log:
+            # What is never committed is not in the log. The rows themselves tell.
+            reconcile.compare_all(spec, using=using)
+            reconcile.reconcile_once(spec, using=using, scans=reconcile.ALL_SCANS)
     handler = EmbeddingHandler(known, using=using)
     work = Work(handler, using=using, worker_id=0, settings=conf.current(), inline=True)
     while work.step() or handler.embedder.wait_seconds:

@@ -35,6 +35,8 @@ class Watch:
     embedding_table: str
     is_by_statement: bool = False
     """Whether one trigger per INSERT statement enqueues its rows together."""
+    is_by_message: bool = False
+    """Whether the triggers only write messages into the write-ahead log."""
 
 
 class SpecTrigger(pgtrigger.Trigger):
@@ -89,12 +91,22 @@ class SpecTrigger(pgtrigger.Trigger):
         return conditions.compiled(self.watch.when, model=model, row=row)
 
     def _enqueue(self, model: type[Model]) -> str:
-        unit = literal(self.watch.key), _pk(model, "NEW")
+        pk = _pk(model, "NEW")
+        if self.watch.is_by_message:
+            return self._emit("enqueue", f"ARRAY[{pk}]")
+        unit = literal(self.watch.key), pk
         return called("pgembed_enqueue_v1", *unit, literal(self.watch.priority))
 
     def _forget(self, model: type[Model]) -> str:
-        unit = literal(self.watch.key), _pk(model, "OLD")
+        pk = _pk(model, "OLD")
+        if self.watch.is_by_message:
+            return self._emit("forget", f"ARRAY[{pk}]")
+        unit = literal(self.watch.key), pk
         return called("pgembed_forget_v1", *unit, literal(self.watch.priority), self._table())
+
+    def _emit(self, verb: str, keys: str) -> str:
+        spec, lane = literal(self.watch.key), literal(self.watch.priority)
+        return called("pgembed_emit_v1", literal(verb), spec, lane, self._table(), keys)
 
     def _table(self) -> str:
         return literal(postgres.quoted_name(self.watch.embedding_table))
@@ -132,12 +144,12 @@ class InsertedTogether(Inserted):
     def get_func(self, model: Any) -> str:
         """Return the trigger's body: one call for each page of the rows that match."""
         pk = _pk(model, '"inserted"')
-        call = called(
-            "pgembed_enqueue_all_v1",
-            literal(self.watch.key),
-            "pg_catalog.array_agg(written.pk)",
-            literal(self.watch.priority),
-        )
+        keys = "pg_catalog.array_agg(written.pk)"
+        if self.watch.is_by_message:
+            call = self._emit("enqueue", keys)
+        else:
+            unit = literal(self.watch.key), keys
+            call = called("pgembed_enqueue_all_v1", *unit, literal(self.watch.priority))
         return (
             f"PERFORM {call}\n"
             f"FROM (SELECT {pk}, row_number() OVER () / {self.PAGE}\n"
@@ -204,6 +216,8 @@ class Truncated(SpecTrigger):
         return []
 
     def call(self, model: type[Model]) -> str:
+        if self.watch.is_by_message:
+            return self._emit("forget_all", "'{}'::text[]")
         return called("pgembed_forget_all_v1", literal(self.watch.key), self._table())
 
 

@@ -64,6 +64,7 @@ FUNCTIONS = {
         "text, jsonb, text, integer, timestamptz, interval, text, interval, bigint"
     ),
     "pgembed_record_partitions_v1": "",
+    "pgembed_emit_v1": "text, text, integer, text, text[]",
 }
 
 PARTS = (

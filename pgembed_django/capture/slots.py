@@ -1,0 +1,220 @@
+"""The replication slot of a database, and what we note of it: how far it was read, for which specs.
+
+What is noted is written in the same transaction as the jobs, and only confirmed to the server after
+its commit. So a slot is never ahead of the note. One that is was made by others, or after a restore
+of the database: changes may be missing, and everything is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections
+from django.db.models import F
+from django.db.models.functions import Greatest, Now
+
+from pgembed_django.core import database, postgres
+from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
+from pgembed_django.models import ReplicationSlot, publication
+
+PLUGIN = "pgoutput"
+
+NAME = "SELECT 'pgembed_' || oid FROM pg_database WHERE datname = current_database()"
+
+# Positions are bytes since the beginning of the log.
+SEEN = """
+    SELECT
+        slot.slot_name IS NOT NULL,
+        slot.plugin = 'pgoutput' AND slot.database = current_database(),
+        slot.active,
+        slot.wal_status = 'lost',
+        slot.confirmed_flush_lsn - '0/0'::pg_lsn,
+        current_setting('wal_level'),
+        current_setting('max_slot_wal_keep_size') = '-1',
+        (SELECT oid FROM pg_publication WHERE pubname = %(publication)s),
+        CASE
+            WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+            ELSE pg_current_wal_flush_lsn()
+        END - '0/0'::pg_lsn
+    FROM (SELECT) AS one
+    LEFT JOIN pg_replication_slots AS slot
+      ON slot_name = %(name)s
+"""
+
+# For each table, what would be another one if it was taken out and put in again, or NULL if not all
+# of its changes are published.
+PUBLISHED = """
+    SELECT
+        wanted.spec,
+        CASE
+            WHEN pubinsert AND pubupdate AND pubdelete AND pubtruncate
+             AND (prrelid IS NULL OR prqual IS NULL)
+            THEN concat_ws('.', publication.oid, rel.oid)
+        END
+    FROM unnest(%(specs)s::text[], %(tables)s::text[], %(keys)s::text[])
+        AS wanted(spec, name, key)
+    JOIN pg_publication AS publication ON pubname = %(publication)s
+    JOIN pg_publication_tables AS published
+      ON published.pubname = publication.pubname
+     AND to_regclass(format('%%I.%%I', schemaname, tablename)) = to_regclass(wanted.name)
+     AND wanted.key = ANY(published.attnames)
+    LEFT JOIN pg_publication_rel AS rel
+      ON prpubid = publication.oid
+     AND prrelid = to_regclass(wanted.name)
+"""
+
+DROP = "SELECT pg_drop_replication_slot(%(name)s)"
+
+AT_ONCE = 100_000
+"""So many bytes behind the end of the log everything counts as read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The slot as the server has it, and the server's settings for it."""
+
+    name: str
+    is_there: bool
+    is_ours: bool
+    is_active: bool
+    is_lost: bool
+    confirmed: int
+    wal_level: str
+    is_unlimited: bool
+    """Whether it may keep any amount of the log."""
+    publication: int | None
+    """The oid of the publication, if there is one."""
+    end: int
+    """The end of the log."""
+
+    @property
+    def problem(self) -> str:
+        """Return why nothing can be read, and the remedy. Empty: nothing is known to hinder it."""
+        if self.wal_level != "logical":
+            return (
+                f"wal_level is {self.wal_level!r}. Set it to 'logical' in the server's "
+                "configuration, and restart the server."
+            )
+        if self.publication is None:
+            return (
+                f"There is no publication {publication.name()!r}. Run manage.py migrate, or have "
+                "the owner of its tables run what manage.py embed_publication prints."
+            )
+        if self.is_there and not self.is_ours:
+            return (
+                f"The replication slot {self.name!r} is used by something else: another plugin or "
+                "database. Drop that one, or have it renamed."
+            )
+        return ""
+
+
+def captured(using: str) -> list[Spec]:
+    """Return the specs of a database whose changes come from the write-ahead log."""
+    return [spec for spec in specs.on(using) if spec.is_read_from_log]
+
+
+def look(*, using: str) -> Seen:
+    """Return the slot and the server as they are now."""
+    [[name]] = database.rows(using, NAME)
+    [[is_there, is_ours, is_active, is_lost, confirmed, level, is_unlimited, oid, end]] = (
+        database.rows(using, SEEN, name=name, publication=publication.name())
+    )
+    return Seen(
+        name=name,
+        is_there=is_there,
+        is_ours=bool(is_ours),
+        is_active=bool(is_active),
+        is_lost=bool(is_lost),
+        confirmed=int(confirmed or 0),
+        wal_level=level,
+        is_unlimited=is_unlimited,
+        publication=oid,
+        end=int(end or 0),
+    )
+
+
+def published(wanted: Iterable[Spec], *, using: str) -> dict[str, str]:
+    """Return those of the given specs whose changes reach the stream, by spec key.
+
+    The value changes if a table was taken out of the publication and put in again.
+    """
+    by_key = {spec.key: spec for spec in wanted}
+    by_table = {key: spec for key, spec in by_key.items() if spec.capture == "wal"}
+    found = dict.fromkeys(by_key.keys() - by_table.keys(), "")
+    rows = database.rows(
+        using,
+        PUBLISHED,
+        specs=list(by_table),
+        tables=[postgres.quoted_table(spec.model) for spec in by_table.values()],
+        keys=[str(spec.model._meta.pk.column) for spec in by_table.values()],
+        publication=publication.name(),
+    )
+    return found | {key: mark for key, mark in rows if mark is not None}
+
+
+def note(name: str, *, using: str) -> ReplicationSlot | None:
+    """Return what is noted of a slot."""
+    return ReplicationSlot.objects.using(using).filter(pk=name).first()
+
+
+def take(name: str, holder: str, *, using: str) -> ReplicationSlot:
+    """Become the one who writes the note. A former one, which may only be frozen, no longer can."""
+    slots = ReplicationSlot.objects.using(using)
+    slots.bulk_create([ReplicationSlot(name=name)], ignore_conflicts=True)
+    slots.filter(pk=name).update(holder=holder)
+    return slots.get(pk=name)
+
+
+def begin_anew(name: str, holder: str, *, using: str, position: int | None) -> bool:
+    """Note that a slot is about to be made (no position), or was. Return whether we still may."""
+    ours = ReplicationSlot.objects.using(using).filter(pk=name, holder=holder)
+    return bool(ours.update(position=position, specs={}, read_at=Now()))
+
+
+def advance(
+    name: str, holder: str, *, using: str, position: int | None, read_at: Any = None
+) -> bool:
+    """Note how far the log was read. Return whether another worker has not become the holder.
+
+    It locks the note until the transaction ends.
+    """
+    ours = ReplicationSlot.objects.using(using).filter(pk=name, holder=holder)
+    state: dict[str, Any] = {"position": F("position") if position is None else position}
+    if read_at is not None:
+        state["read_at"] = Greatest(F("read_at"), read_at)
+    return bool(ours.update(**state))
+
+
+def cover(name: str, holder: str, covered: Mapping[str, str], *, using: str) -> bool:
+    """Note of which specs there are no gaps. Return whether we still may."""
+    ours = ReplicationSlot.objects.using(using).filter(pk=name, holder=holder)
+    return bool(ours.update(specs=dict(covered)))
+
+
+def drop(name: str, *, using: str) -> None:
+    """Drop the slot."""
+    database.rows(using, DROP, name=name)
+
+
+def oids_of(wanted: Iterable[Spec], *, using: str) -> dict[int, list[Spec]]:
+    """Return the specs that watch each table, by the table's oid."""
+    by_name = {spec: postgres.quoted_table(spec.model) for spec in wanted if spec.capture == "wal"}
+    found: dict[int, list[Spec]] = {}
+    oids = database.rows(
+        using,
+        "SELECT name, to_regclass(name)::oid FROM unnest(%(names)s::text[]) AS wanted(name)",
+        names=list(by_name.values()),
+    )
+    known: dict[str, int | None] = dict(oids)
+    for spec, name in by_name.items():
+        if known[name] is not None:
+            found.setdefault(known[name], []).append(spec)
+    return found
+
+
+def is_alone(using: str) -> bool:
+    """Return whether the connection is in no transaction, as a stream needs."""
+    return not connections[using].in_atomic_block
