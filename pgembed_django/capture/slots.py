@@ -7,11 +7,11 @@ of the database: changes may be missing, and everything is compared.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections
 from django.db.models import F
 from django.db.models.functions import Greatest, Now
 
@@ -66,6 +66,7 @@ PUBLISHED = """
      AND prrelid = to_regclass(wanted.name)
 """
 
+OIDS = "SELECT name, to_regclass(name)::oid FROM unnest(%(names)s::text[]) AS wanted(name)"
 DROP = "SELECT pg_drop_replication_slot(%(name)s)"
 
 AT_ONCE = 100_000
@@ -199,22 +200,14 @@ def drop(name: str, *, using: str) -> None:
     database.rows(using, DROP, name=name)
 
 
-def oids_of(wanted: Iterable[Spec], *, using: str) -> dict[int, list[Spec]]:
+def oids_of(wanted: Iterable[Spec], *, using: str) -> Mapping[int, list[Spec]]:
     """Return the specs that watch each table, by the table's oid."""
     by_name = {spec: postgres.quoted_table(spec.model) for spec in wanted if spec.capture == "wal"}
-    found: dict[int, list[Spec]] = {}
-    oids = database.rows(
-        using,
-        "SELECT name, to_regclass(name)::oid FROM unnest(%(names)s::text[]) AS wanted(name)",
-        names=list(by_name.values()),
+    oids: dict[str, int | None] = dict(
+        database.rows(using, OIDS, names=list(by_name.values()))  # type: ignore[arg-type]
     )
-    known: dict[str, int | None] = dict(oids)
+    found: defaultdict[int, list[Spec]] = defaultdict(list)
     for spec, name in by_name.items():
-        if known[name] is not None:
-            found.setdefault(known[name], []).append(spec)
+        if (oid := oids[name]) is not None:
+            found[oid].append(spec)
     return found
-
-
-def is_alone(using: str) -> bool:
-    """Return whether the connection is in no transaction, as a stream needs."""
-    return not connections[using].in_atomic_block

@@ -17,72 +17,25 @@ A spec is compared as a whole when its changes begin to be read, and again after
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
-from typing import Any
+from collections.abc import Callable
 
-from django.db import DatabaseError
-from django.db.models.functions import Now
+from django.db import connections
 
 from pgembed_django import events
-from pgembed_django.capture import pgoutput, slots
-from pgembed_django.capture.batches import Batch, Gatherer, Snapshot, Step, Target, Verb
+from pgembed_django.capture import slots
+from pgembed_django.capture.reading import Reading, Replaced, compare, switched_back
 from pgembed_django.capture.walsender import Refused, Stopped, Walsender
-from pgembed_django.core import database, faults, locks, postgres
-from pgembed_django.core.adapting import AdaptiveSize, doubled, halves
-from pgembed_django.declaration import specs
-from pgembed_django.declaration.specs import Spec
+from pgembed_django.core import locks
 from pgembed_django.events import LogOnce
 from pgembed_django.models import publication
-from pgembed_django.spaces import reconcile
-from pgembed_django.triggers import installed, sql
 
 LOCK = "pgembed_slot"
 """Held while a slot is made, which takes until all open transactions have ended."""
 
-SETTLE_SECONDS = 30.0
-"""How often to look whether all tables are published still."""
-
-NOTE_SECONDS = 10.0
-"""How often to note the position while there is nothing to enqueue."""
-
-UNSEEN_SECONDS = 0.002
-MAX_UNSEEN_SECONDS = 0.1
-"""How long to wait for transactions that are committed and not yet visible."""
-
-BUSY_SECONDS = 0.01
-MAX_BUSY_SECONDS = 1.0
-"""How long to wait for jobs that others have locked."""
-
-MOST_UNITS = 5000
-"""How many units to enqueue in one statement."""
-
 OBJECT_IN_USE = "55006"
-DUPLICATE_OBJECT = "42710"
 UNDEFINED_OBJECT = "42704"
 
-SNAPSHOT = "SELECT pg_current_snapshot()::text"
-FUNCTIONS: Mapping[Verb, str] = {
-    "enqueue": "pgembed_enqueue_all_v1",
-    "forget": "pgembed_forget_v1",
-    "forget_all": "pgembed_forget_all_v1",
-}
-STATEMENTS: Mapping[Verb, str] = {
-    "enqueue": "SELECT {function}(%(spec)s, %(keys)s::text[], %(priority)s)",
-    "forget": """
-        SELECT {function}(%(spec)s, key, %(priority)s, %(table)s)
-        FROM unnest(%(keys)s::text[]) AS gone(key)
-    """,
-    "forget_all": "SELECT {function}(%(spec)s, %(table)s)",
-}
-
 _told = LogOnce()
-
-
-class _Replaced(Exception):
-    """Another worker reads by now."""
 
 
 class Streamer:
@@ -92,14 +45,13 @@ class Streamer:
         self.using = using
         self.is_stopping = is_stopping
         self._holder = secrets.token_hex(8)
-        self._size = AdaptiveSize(1000, most=MOST_UNITS)
 
     def stream(self) -> int:
         """Read until the worker stops or the stream ends. Return at once if there is nothing to do.
 
         That is if another worker reads, or no spec's changes come from the log.
         """
-        return self._stream(until=None)
+        return self._stream()
 
     def compare_switched(self) -> int:
         """Compare what triggers watch by now: the rest of the log may not have been read."""
@@ -114,11 +66,11 @@ class Streamer:
 
     def catch_up(self) -> int:
         """Read what is committed by now, unless another worker reads."""
-        if not slots.is_alone(self.using):
-            return 0
-        return self._stream(until=time.monotonic())
+        if connections[self.using].in_atomic_block:
+            return 0  # what the caller has written is not committed
+        return self._stream(to_the_end=True)
 
-    def _stream(self, *, until: float | None) -> int:
+    def _stream(self, *, to_the_end: bool = False) -> int:
         if not slots.captured(self.using):
             return 0
         seen = slots.look(using=self.using)
@@ -134,10 +86,12 @@ class Streamer:
                     return 0
                 name = publication.name()
                 sender.start(seen.name, publication=name, position=position)
-                reading = _Reading(self, seen, sender, position)
                 _told.clear(self.using)
                 events.tell(events.CAPTURE_STARTED, slot=seen.name)
-                reading.run(until=None if until is None else seen.end)
+                reading = Reading(
+                    sender, position, slot=seen.name, holder=self._holder, using=self.using
+                )
+                reading.run(until=seen.end if to_the_end else None)
         except Refused as error:
             if error.sqlstate == OBJECT_IN_USE:
                 return 0  # another worker was faster
@@ -145,7 +99,7 @@ class Streamer:
                 # It was made later than changes that are yet to be read.
                 slots.begin_anew(seen.name, self._holder, using=self.using, position=None)
             self._refuse(str(error))
-        except (Stopped, _Replaced):
+        except (Stopped, Replaced):
             return 0
         return 1
 
@@ -173,249 +127,3 @@ class Streamer:
             if not slots.begin_anew(seen.name, self._holder, using=self.using, position=made):
                 return None
             return made
-
-
-class _Reading:
-    """One stream: from the position that is noted to its end."""
-
-    def __init__(
-        self, streamer: Streamer, seen: slots.Seen, sender: Walsender, position: int
-    ) -> None:
-        self.using = streamer.using
-        self.slot = seen.name
-        self.holder = streamer._holder  # noqa: SLF001 - of this module
-        self.sender = sender
-        self.position = position
-        self.is_stopping = streamer.is_stopping
-        self.size = streamer._size  # noqa: SLF001
-        self.gatherer = Gatherer()
-        self._joining: dict[str, tuple[str, int]] = {}
-        """Specs whose changes are published, and the first transaction that may have begun since.
-
-        Before that one is the oldest, transactions are open that began before.
-        """
-        self._arrived = position
-        """All before it has come."""
-        self._noted_at = float("-inf")
-        self._settled_at = float("-inf")
-
-    def run(self, *, until: int | None) -> None:
-        """Read until the worker stops, or up to a position of the log.
-
-        Raises:
-            Refused: the server has ended the stream.
-            Stopped: the worker stops.
-        """
-        while True:
-            if self.is_stopping():
-                raise Stopped
-            if time.monotonic() >= self._settled_at + SETTLE_SECONDS or self._joining:
-                self._settle()
-            for piece in self.sender.pieces():
-                self._take(piece)
-                if self.gatherer.batch.is_full:
-                    self._flush()
-                    break  # look whether the worker is to stop
-            else:
-                if self.gatherer.batch.position is not None:
-                    self._flush()
-            if not self.gatherer.is_inside:
-                self._note_idle(is_last=until is not None and self._arrived >= until)
-            self.sender.keep_alive(self.position)
-            if until is not None and self.position >= until:
-                return
-
-    def _take(self, piece: memoryview) -> None:
-        try:
-            message = pgoutput.parse(piece)
-        except pgoutput.Malformed as error:
-            events.tell(events.MESSAGE_IGNORED, text=str(error))
-            return
-        match message:
-            case None:
-                return
-            case pgoutput.Keepalive(end, wants_reply):
-                if not self.gatherer.is_inside:
-                    self._arrived = max(self._arrived, end)
-                if wants_reply:
-                    self.sender.confirm(self.position)
-            case pgoutput.Relation():
-                self._describe(message)
-            case _:
-                self.gatherer.take(message)
-
-    def _describe(self, relation: pgoutput.Relation) -> None:
-        watching = slots.oids_of(slots.captured(self.using), using=self.using)
-        found = watching.get(relation.oid, [])
-        if not found:
-            self._leave_undeclared()
-        columns = {_target(spec): str(spec.model._meta.pk.column) for spec in found}
-        self.gatherer.describe(relation, columns)
-
-    # What is read without a gap
-
-    def _settle(self) -> None:
-        """Note which specs' changes are published, and have those compared that are new."""
-        declared = slots.captured(self.using)
-        published = slots.published(declared, using=self.using)
-        noted = slots.note(self.slot, using=self.using)
-        before = dict(noted.specs) if noted else {}
-        known = {spec.key for spec in declared}
-        covered = {
-            key: mark
-            for key, mark in before.items()
-            if key not in known or published.get(key) == mark
-        }
-        back = switched_back(before, using=self.using)
-        new = {key: mark for key, mark in published.items() if key not in covered}
-        snapshot = self._snapshot()
-        self._joining = {
-            key: self._joining.get(key, (mark, snapshot.next)) for key, mark in new.items()
-        }
-        ready = {
-            key: mark for key, (mark, since) in self._joining.items() if snapshot.oldest >= since
-        }
-        for key in before.keys() - covered.keys():
-            events.tell(events.CAPTURE_LOST, spec=key)
-        covered = {key: mark for key, mark in covered.items() if key not in back} | ready
-        if covered != before:
-            compare([*ready, *back], using=self.using)
-            if not slots.cover(self.slot, self.holder, covered, using=self.using):
-                raise _Replaced
-        self._joining = {key: one for key, one in self._joining.items() if key not in ready}
-        self._settled_at = time.monotonic()
-
-    def _leave_undeclared(self) -> None:
-        """Note that there are gaps in what this code does not declare: newer code may."""
-        noted = slots.note(self.slot, using=self.using)
-        known = {
-            key: mark for key, mark in (noted.specs if noted else {}).items() if specs.get(key)
-        }
-        if (
-            noted
-            and known != noted.specs
-            and not slots.cover(self.slot, self.holder, known, using=self.using)
-        ):
-            raise _Replaced
-
-    # Batches
-
-    def _flush(self) -> None:
-        """Enqueue the batch, note the position, and confirm it."""
-        batch = self.gatherer.batch
-        self._wait_until_visible(batch.xids)
-        todo = list(batch.steps())
-        while todo or batch.position is not None:
-            page, todo = todo[: self.size.size], todo[self.size.size :]
-            started = time.perf_counter()
-            self._enqueue(page, None if todo else batch)
-            self.size.took(time.perf_counter() - started, len(page))
-            if not todo:
-                break
-        if batch.position is not None:
-            self._confirm(batch.position)
-        self.gatherer.flushed()
-
-    def _wait_until_visible(self, xids: Iterable[int]) -> None:
-        left, wait = set(xids), 0.0
-        while True:
-            snapshot = self._snapshot()
-            left = {xid for xid in left if not snapshot.shows(xid)}
-            if not left:
-                return
-            wait = doubled(wait, first=UNSEEN_SECONDS, most=MAX_UNSEEN_SECONDS)
-            self._rest(wait)
-
-    def _snapshot(self) -> Snapshot:
-        [[text]] = database.rows(self.using, SNAPSHOT)
-        return Snapshot.parse(text)
-
-    def _enqueue(self, page: Sequence[Step], last_of: Batch | None) -> None:
-        """Enqueue a page in one transaction. With the last of a batch, note how far it goes."""
-        wait = 0.0
-        while True:
-            try:
-                with database.giving_way(self.using):
-                    self._note(last_of.position if last_of else None, last_of and last_of.read_at)
-                    for (verb, target), steps in groupby(page, key=itemgetter(0, 1)):
-                        _run(verb, target, [key for _, _, key in steps], using=self.using)
-            except database.Busy:
-                wait = doubled(wait, first=BUSY_SECONDS, most=MAX_BUSY_SECONDS)
-                self._rest(wait)
-            except DatabaseError as error:
-                if faults.is_lost_connection(error) or faults.is_of_the_server(error):
-                    raise
-                if faults.may_pass(error):
-                    self.size.failed(len(page))
-                    self._rest(BUSY_SECONDS)
-                parts = halves(page)
-                if not parts and not faults.may_pass(error):
-                    # Anybody may write such a message. It must not keep all others waiting.
-                    events.tell(events.MESSAGE_IGNORED, text=faults.said(error))
-                    parts = [()]
-                for number, part in enumerate(parts or [page], start=1):
-                    self._enqueue(part, last_of if number == len(parts or [page]) else None)
-                return
-            else:
-                return
-
-    # Positions
-
-    def _note_idle(self, *, is_last: bool) -> None:
-        """Note now and then that nothing was to be enqueued up to here."""
-        is_due = time.monotonic() >= self._noted_at + NOTE_SECONDS and self._arrived > self.position
-        if is_due or is_last:
-            is_at_end = slots.look(using=self.using).end - self._arrived < slots.AT_ONCE
-            self._note(self._arrived, Now() if is_at_end else None)
-            self._confirm(self._arrived)
-
-    def _note(self, position: int | None, read_at: Any) -> None:
-        ours = slots.advance(
-            self.slot, self.holder, using=self.using, position=position, read_at=read_at
-        )
-        if not ours:
-            raise _Replaced
-
-    def _confirm(self, position: int) -> None:
-        self.position = position
-        self._arrived = max(self._arrived, position)
-        self._noted_at = time.monotonic()
-        self.sender.confirm(position)
-
-    def _rest(self, seconds: float) -> None:
-        self.sender.keep_alive(self.position)
-        if self.is_stopping():
-            raise Stopped
-        time.sleep(seconds)
-
-
-def compare(keys: Iterable[str], *, using: str) -> None:
-    """Have all rows of some specs compared with their vectors."""
-    for key in keys:
-        if spec := specs.get(key):
-            reconcile.compare_all(spec, using=using)
-            events.tell(events.COMPARING_ALL, spec=key)
-
-
-def switched_back(noted: Iterable[str], *, using: str) -> list[str]:
-    """Return those of the noted specs that are watched by triggers now, which are installed."""
-    declared = [spec for key in noted if (spec := specs.get(key)) and not spec.is_read_from_log]
-    if not declared:
-        return []
-    drifted = installed.drifted([spec.key for spec in declared], using=using)
-    return [spec.key for spec in declared if "missing" not in drifted.get(spec.key, {})]
-
-
-def _target(spec: Spec) -> Target:
-    return Target(spec.key, spec.priority, postgres.quoted_table(spec.embedding_model))
-
-
-def _run(verb: Verb, target: Target, keys: Sequence[str], *, using: str) -> None:
-    """Call the function that a trigger would have called in the writer's transaction."""
-    function = sql.qualified(FUNCTIONS[verb])
-    given: dict[str, Any] = {"spec": target.spec}
-    if verb != "enqueue":
-        given["table"] = target.table
-    if verb != "forget_all":
-        given |= {"priority": target.priority, "keys": list(keys)}
-    database.rows(using, STATEMENTS[verb].replace("{function}", function), **given)

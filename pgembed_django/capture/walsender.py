@@ -63,7 +63,7 @@ class Walsender:
         }
         given = [parameters.get("options") or "", *(f"-c {k}={v}" for k, v in limits.items())]
         parameters["options"] = " ".join(given).strip()
-        self._is_stopping = is_stopping
+        self.is_stopping = is_stopping
         self._replied_at = float("-inf")
         try:
             self._connection = psycopg.connect(
@@ -154,7 +154,7 @@ class Walsender:
             self._guard(pgconn.consume_input)
             if not pgconn.is_busy():
                 break
-            if self._is_stopping():
+            if self.is_stopping():
                 # Closing alone would leave the server's process waiting.
                 pgconn.get_cancel().cancel()
                 raise Stopped

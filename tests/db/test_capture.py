@@ -12,9 +12,8 @@ from django.db import connection
 from pgembed_django.capture import Streamer, slots
 from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Published, ReplicationSlot
-from pgembed_django.testing import without_triggers
 from pgembed_django.triggers import triggers
-from tests.app.models import Article, Note, NoteEmbedding
+from tests.app.models import Note
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -1,0 +1,306 @@
+"""One stream: from the position that was noted to its end. See ``streamer`` for the whole way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from django.db import DatabaseError
+from django.db.models.functions import Now
+
+from pgembed_django import events
+from pgembed_django.capture import pgoutput, slots
+from pgembed_django.capture.batches import Batch, Gatherer, Snapshot, Step, Target, Verb
+from pgembed_django.capture.walsender import Stopped, Walsender
+from pgembed_django.core import database, faults, postgres
+from pgembed_django.core.adapting import AdaptiveSize, doubled, halves
+from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
+from pgembed_django.spaces import reconcile
+from pgembed_django.triggers import installed, sql
+
+SETTLE_SECONDS = 30.0
+"""How often to look whether all tables are published still."""
+
+NOTE_SECONDS = 10.0
+"""How often to note the position while there is nothing to enqueue."""
+
+UNSEEN_SECONDS = 0.002
+MAX_UNSEEN_SECONDS = 0.1
+"""How long to wait for transactions that are committed and not yet visible."""
+
+BUSY_SECONDS = 0.01
+MAX_BUSY_SECONDS = 1.0
+"""How long to wait for jobs that others have locked."""
+
+FIRST_STEPS = 1000
+MOST_STEPS = 5000
+"""How many units to enqueue in one transaction."""
+
+SNAPSHOT = "SELECT pg_current_snapshot()::text"
+
+FUNCTIONS: Mapping[Verb, str] = {
+    "enqueue": "pgembed_enqueue_all_v1",
+    "forget": "pgembed_forget_v1",
+    "forget_all": "pgembed_forget_all_v1",
+}
+STATEMENTS: Mapping[Verb, str] = {
+    "enqueue": "SELECT {function}(%(spec)s, %(keys)s::text[], %(priority)s)",
+    "forget": """
+        SELECT {function}(%(spec)s, key, %(priority)s, %(table)s)
+        FROM unnest(%(keys)s::text[]) AS gone(key)
+    """,
+    "forget_all": "SELECT {function}(%(spec)s, %(table)s)",
+}
+
+
+class Replaced(Exception):
+    """Another worker reads by now."""
+
+
+class Reading:
+    """One stream: from the position that is noted to its end."""
+
+    def __init__(
+        self, sender: Walsender, position: int, *, slot: str, holder: str, using: str
+    ) -> None:
+        self.sender = sender
+        self.position = position
+        """All that was committed before it is enqueued, which is noted and confirmed."""
+        self.slot = slot
+        self.holder = holder
+        self.using = using
+        self._size = AdaptiveSize(FIRST_STEPS, most=MOST_STEPS)
+        self._gatherer = Gatherer()
+        self._joining: dict[str, tuple[str, int]] = {}
+        """Specs whose changes are published, and the first transaction that may have begun since.
+
+        Before that one is the oldest, transactions are open that began before.
+        """
+        self._arrived = position
+        """All before it has come."""
+        self._noted_at = float("-inf")
+        self._settled_at = float("-inf")
+
+    def run(self, *, until: int | None) -> None:
+        """Read until the worker stops, or up to a position of the log.
+
+        Raises:
+            Refused: the server has ended the stream.
+            Stopped: the worker stops.
+        """
+        while True:
+            if self.sender.is_stopping():
+                raise Stopped
+            if time.monotonic() >= self._settled_at + SETTLE_SECONDS or self._joining:
+                self._settle()
+            for piece in self.sender.pieces():
+                self._take(piece)
+                if self._gatherer.batch.is_full:
+                    self._flush()
+                    break  # look whether the worker is to stop
+            else:
+                if self._gatherer.batch.position is not None:
+                    self._flush()
+            if not self._gatherer.is_inside:
+                self._note_idle(is_last=until is not None and self._arrived >= until)
+            self.sender.keep_alive(self.position)
+            if until is not None and self.position >= until:
+                return
+
+    def _take(self, piece: memoryview) -> None:
+        try:
+            message = pgoutput.parse(piece)
+        except pgoutput.Malformed as error:
+            events.tell(events.MESSAGE_IGNORED, text=str(error))
+            return
+        match message:
+            case None:
+                return
+            case pgoutput.Keepalive(end, wants_reply):
+                if not self._gatherer.is_inside:
+                    self._arrived = max(self._arrived, end)
+                if wants_reply:
+                    self.sender.confirm(self.position)
+            case pgoutput.Relation():
+                self._describe(message)
+            case _:
+                self._gatherer.take(message)
+
+    def _describe(self, relation: pgoutput.Relation) -> None:
+        watching = slots.oids_of(slots.captured(self.using), using=self.using)
+        found = watching.get(relation.oid, [])
+        if not found:
+            self._leave_undeclared()
+        columns = {_target(spec): str(spec.model._meta.pk.column) for spec in found}
+        self._gatherer.describe(relation, columns)
+
+    # What is read without a gap
+
+    def _settle(self) -> None:
+        """Note which specs' changes are published, and have those compared that are new."""
+        declared = slots.captured(self.using)
+        published = slots.published(declared, using=self.using)
+        noted = slots.note(self.slot, using=self.using)
+        before = dict(noted.specs) if noted else {}
+        known = {spec.key for spec in declared}
+        covered = {
+            key: mark
+            for key, mark in before.items()
+            if key not in known or published.get(key) == mark
+        }
+        back = switched_back(before, using=self.using)
+        new = {key: mark for key, mark in published.items() if key not in covered}
+        snapshot = self._snapshot()
+        self._joining = {
+            key: self._joining.get(key, (mark, snapshot.next)) for key, mark in new.items()
+        }
+        ready = {
+            key: mark for key, (mark, since) in self._joining.items() if snapshot.oldest >= since
+        }
+        for key in before.keys() - covered.keys():
+            events.tell(events.CAPTURE_LOST, spec=key)
+        covered = {key: mark for key, mark in covered.items() if key not in back} | ready
+        if covered != before:
+            compare([*ready, *back], using=self.using)
+            if not slots.cover(self.slot, self.holder, covered, using=self.using):
+                raise Replaced
+        self._joining = {key: one for key, one in self._joining.items() if key not in ready}
+        self._settled_at = time.monotonic()
+
+    def _leave_undeclared(self) -> None:
+        """Note that there are gaps in what this code does not declare: newer code may."""
+        noted = slots.note(self.slot, using=self.using)
+        known = {
+            key: mark for key, mark in (noted.specs if noted else {}).items() if specs.get(key)
+        }
+        if (
+            noted
+            and known != noted.specs
+            and not slots.cover(self.slot, self.holder, known, using=self.using)
+        ):
+            raise Replaced
+
+    # Batches
+
+    def _flush(self) -> None:
+        """Enqueue the batch, note the position, and confirm it."""
+        batch = self._gatherer.batch
+        self._wait_until_visible(batch.xids)
+        todo, done = list(batch.steps()), 0
+        while done < len(todo) or not done:
+            page = todo[done : done + self._size.size]
+            done += max(1, len(page))
+            started = time.perf_counter()
+            self._enqueue(page, batch if done >= len(todo) else None)
+            self._size.took(time.perf_counter() - started, len(page))
+        if batch.position is not None:
+            self._confirm(batch.position)
+        self._gatherer.flushed()
+
+    def _wait_until_visible(self, xids: Iterable[int]) -> None:
+        left, wait = set(xids), 0.0
+        while True:
+            snapshot = self._snapshot()
+            left = {xid for xid in left if not snapshot.shows(xid)}
+            if not left:
+                return
+            wait = doubled(wait, first=UNSEEN_SECONDS, most=MAX_UNSEEN_SECONDS)
+            self._rest(wait)
+
+    def _snapshot(self) -> Snapshot:
+        [[text]] = database.rows(self.using, SNAPSHOT)
+        return Snapshot.parse(text)
+
+    def _enqueue(self, page: Sequence[Step], last_of: Batch | None) -> None:
+        """Enqueue a page in one transaction. With the last of a batch, note how far it goes."""
+        wait = 0.0
+        while True:
+            try:
+                with database.giving_way(self.using):
+                    self._note(last_of.position if last_of else None, last_of and last_of.read_at)
+                    for (verb, target), steps in groupby(page, key=itemgetter(0, 1)):
+                        _run(verb, target, [key for _, _, key in steps], using=self.using)
+            except database.Busy:
+                wait = doubled(wait, first=BUSY_SECONDS, most=MAX_BUSY_SECONDS)
+                self._rest(wait)
+            except DatabaseError as error:
+                if faults.is_lost_connection(error) or faults.is_of_the_server(error):
+                    raise
+                if faults.may_pass(error):
+                    self._size.failed(len(page))
+                    self._rest(BUSY_SECONDS)
+                elif len(page) < 2:
+                    # Anybody may write such a message. It must not keep all others waiting.
+                    events.tell(events.MESSAGE_IGNORED, text=faults.said(error))
+                    page = ()
+                if parts := halves(page):
+                    for part in parts:
+                        self._enqueue(part, last_of if part is parts[-1] else None)
+                    return
+            else:
+                return
+
+    # Positions
+
+    def _note_idle(self, *, is_last: bool) -> None:
+        """Note now and then that nothing was to be enqueued up to here."""
+        is_due = time.monotonic() >= self._noted_at + NOTE_SECONDS and self._arrived > self.position
+        if is_due or is_last:
+            is_at_end = slots.look(using=self.using).end - self._arrived < slots.AT_ONCE
+            self._note(self._arrived, Now() if is_at_end else None)
+            self._confirm(self._arrived)
+
+    def _note(self, position: int | None, read_at: Any) -> None:
+        ours = slots.advance(
+            self.slot, self.holder, using=self.using, position=position, read_at=read_at
+        )
+        if not ours:
+            raise Replaced
+
+    def _confirm(self, position: int) -> None:
+        self.position = position
+        self._arrived = max(self._arrived, position)
+        self._noted_at = time.monotonic()
+        self.sender.confirm(position)
+
+    def _rest(self, seconds: float) -> None:
+        self.sender.keep_alive(self.position)
+        if self.sender.is_stopping():
+            raise Stopped
+        time.sleep(seconds)
+
+
+def compare(keys: Iterable[str], *, using: str) -> None:
+    """Have all rows of some specs compared with their vectors."""
+    for key in keys:
+        if spec := specs.get(key):
+            reconcile.compare_all(spec, using=using)
+            events.tell(events.COMPARING_ALL, spec=key)
+
+
+def switched_back(noted: Iterable[str], *, using: str) -> list[str]:
+    """Return those of the noted specs that are watched by triggers now, which are installed."""
+    declared = [spec for key in noted if (spec := specs.get(key)) and not spec.is_read_from_log]
+    if not declared:
+        return []
+    drifted = installed.drifted([spec.key for spec in declared], using=using)
+    return [spec.key for spec in declared if "missing" not in drifted.get(spec.key, {})]
+
+
+def _target(spec: Spec) -> Target:
+    return Target(spec.key, spec.priority, postgres.quoted_table(spec.embedding_model))
+
+
+def _run(verb: Verb, target: Target, keys: Sequence[str], *, using: str) -> None:
+    """Call the function that a trigger would have called in the writer's transaction."""
+    function = sql.qualified(FUNCTIONS[verb])
+    given: dict[str, Any] = {"spec": target.spec}
+    if verb != "enqueue":
+        given["table"] = target.table
+    if verb != "forget_all":
+        given |= {"priority": target.priority, "keys": list(keys)}
+    database.rows(using, STATEMENTS[verb].replace("{function}", function), **given)
