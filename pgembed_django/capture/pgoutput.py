@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-HIGHEST_PRIORITY = 100
+from pgembed_django.declaration.requirements import HIGHEST_PRIORITY
+
 VERBS: Final = ("enqueue", "forget", "forget_all")
 MOST_SHOWN = 100
 """Of a message that is not ours, so many characters are logged."""

@@ -203,9 +203,7 @@ def drop(name: str, *, using: str) -> None:
 def oids_of(wanted: Iterable[Spec], *, using: str) -> Mapping[int, list[Spec]]:
     """Return the specs that watch each table, by the table's oid."""
     by_name = {spec: postgres.quoted_table(spec.model) for spec in wanted if spec.capture == "wal"}
-    oids: dict[str, int | None] = dict(
-        database.rows(using, OIDS, names=list(by_name.values()))  # type: ignore[arg-type]
-    )
+    oids: dict[str, int | None] = dict(database.rows(using, OIDS, names=list(by_name.values())))
     found: defaultdict[int, list[Spec]] = defaultdict(list)
     for spec, name in by_name.items():
         if (oid := oids[name]) is not None:
