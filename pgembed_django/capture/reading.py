@@ -134,7 +134,7 @@ class Reading:
         watching = slots.oids_of(slots.captured(self.using), using=self.using)
         found = watching.get(relation.oid, [])
         if not found:
-            self._leave_undeclared()
+            self._leave_unknown()
         columns = {_target(spec): str(spec.model._meta.pk.column) for spec in found}
         self._gatherer.describe(relation, columns)
 
@@ -144,16 +144,15 @@ class Reading:
         """Note which specs' changes are published, and have those compared that are new."""
         declared = slots.captured(self.using)
         published = slots.published(declared, using=self.using)
-        noted = slots.note(self.slot, using=self.using)
-        before = dict(noted.specs) if noted else {}
-        known = {spec.key for spec in declared}
-        covered = {
-            key: mark
-            for key, mark in before.items()
-            if key not in known or published.get(key) == mark
+        before = self._noted_specs()
+        # What has gaps is kept: once it is published or has triggers again, it is to be compared.
+        covered = before | {
+            spec.key: None
+            for spec in declared
+            if spec.key in before and published.get(spec.key) != before[spec.key]
         }
         back = switched_back(before, using=self.using)
-        new = {key: mark for key, mark in published.items() if key not in covered}
+        new = {key: mark for key, mark in published.items() if covered.get(key) is None}
         snapshot = self._snapshot()
         self._joining = {
             key: self._joining.get(key, (mark, snapshot.next)) for key, mark in new.items()
@@ -161,27 +160,30 @@ class Reading:
         ready = {
             key: mark for key, (mark, since) in self._joining.items() if snapshot.oldest >= since
         }
-        for key in before.keys() - covered.keys():
+        for key in [key for key, mark in before.items() if mark != covered[key]]:
             events.tell(events.CAPTURE_LOST, spec=key)
-        covered = {key: mark for key, mark in covered.items() if key not in back} | ready
+        covered = {key: mark for key, mark in covered.items() if key not in back}
+        covered.update(ready)
         if covered != before:
             compare([*ready, *back], using=self.using)
-            if not slots.cover(self.slot, self.holder, covered, using=self.using):
-                raise Replaced
+            self._cover(covered)
         self._joining = {key: one for key, one in self._joining.items() if key not in ready}
         self._settled_at = time.monotonic()
 
-    def _leave_undeclared(self) -> None:
-        """Note that there are gaps in what this code does not declare: newer code may."""
+    def _leave_unknown(self) -> None:
+        """Note that there are gaps in all that this code does not read: newer code may."""
+        before = self._noted_specs()
+        captured = {spec.key for spec in slots.captured(self.using)}
+        left = {key: mark if key in captured else None for key, mark in before.items()}
+        if left != before:
+            self._cover(left)
+
+    def _noted_specs(self) -> dict[str, str | None]:
         noted = slots.note(self.slot, using=self.using)
-        known = {
-            key: mark for key, mark in (noted.specs if noted else {}).items() if specs.get(key)
-        }
-        if (
-            noted
-            and known != noted.specs
-            and not slots.cover(self.slot, self.holder, known, using=self.using)
-        ):
+        return dict(noted.specs) if noted else {}
+
+    def _cover(self, covered: Mapping[str, str | None]) -> None:
+        if not slots.cover(self.slot, self.holder, covered, using=self.using):
             raise Replaced
 
     # Batches

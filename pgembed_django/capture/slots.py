@@ -171,8 +171,11 @@ def take(name: str, holder: str, *, using: str) -> ReplicationSlot:
 
 def begin_anew(name: str, holder: str, *, using: str, position: int | None) -> bool:
     """Note that a slot is about to be made (no position), or was. Return whether we still may."""
+    noted = note(name, using=using)
+    # They are kept: what has triggers again by now is yet to be compared.
+    specs_with_gaps = dict.fromkeys(noted.specs if noted else ())
     ours = ReplicationSlot.objects.using(using).filter(pk=name, holder=holder)
-    return bool(ours.update(position=position, specs={}, read_at=Now()))
+    return bool(ours.update(position=position, specs=specs_with_gaps, read_at=Now()))
 
 
 def advance(
@@ -189,8 +192,8 @@ def advance(
     return bool(ours.update(**state))
 
 
-def cover(name: str, holder: str, covered: Mapping[str, str], *, using: str) -> bool:
-    """Note of which specs there are no gaps. Return whether we still may."""
+def cover(name: str, holder: str, covered: Mapping[str, str | None], *, using: str) -> bool:
+    """Note the specs: see ``ReplicationSlot.specs``. Return whether we still may."""
     ours = ReplicationSlot.objects.using(using).filter(pk=name, holder=holder)
     return bool(ours.update(specs=dict(covered)))
 

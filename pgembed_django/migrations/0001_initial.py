@@ -147,7 +147,7 @@ class Migration(migrations.Migration):
                 ('name', models.TextField(primary_key=True, serialize=False)),
                 ('holder', models.TextField(db_default='', help_text='Which worker reads. A fencing token.')),
                 ('position', models.BigIntegerField(help_text='All that was committed before this position is enqueued.', null=True)),
-                ('specs', models.JSONField(default=dict, help_text='The specs whose changes are read without a gap.')),
+                ('specs', models.JSONField(default=dict, help_text='Spec -> how it is published, or null if there are gaps.')),
                 ('read_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), help_text='All that was committed before this time is enqueued.')),
             ],
         ),

@@ -153,7 +153,7 @@ class ReplicationSlot(NotFromFixtures):
         null=True, help_text=_("All that was committed before this position is enqueued.")
     )
     specs = models.JSONField(
-        default=dict, help_text=_("The specs whose changes are read without a gap.")
+        default=dict, help_text=_("Spec -> how it is published, or null if there are gaps.")
     )
     read_at = models.DateTimeField(
         db_default=Now(), help_text=_("All that was committed before this time is enqueued.")
