@@ -267,6 +267,12 @@ def _require_capture(declaration: Declaration, model: type[models.Model]) -> Non
             f"trigger_level is {declaration.trigger_level!r}, and with capture='wal' there are no "
             "triggers. Leave trigger_level out.",
         )
+    if declaration.related and not model._meta.managed:
+        refuse(
+            model,
+            f"related is {list(declaration.related)!r}, and the model is unmanaged: no migration "
+            "of it can put triggers on other tables. Leave related out.",
+        )
     if not sql.is_in_one_schema():
         refuse(
             model,

@@ -78,6 +78,10 @@ DO = """
         columns text;
         is_usable boolean;
     BEGIN{body}
+    EXCEPTION WHEN insufficient_privilege THEN
+        RAISE EXCEPTION 'pgembed: this role may not publish %: %', {table}, SQLERRM
+        USING HINT = 'Have the owner of the table run what manage.py embed_publication prints, and '
+            'name that publication by PGEMBED_PUBLICATION.';
     END
     $pgembed$;
 """
@@ -112,7 +116,7 @@ class Published(BaseConstraint):
         """Return what makes the publication, and adds the table."""
         if schema_editor.connection.vendor != "postgresql" or conf.current().publication:
             return None
-        statement = DO.format(body=MAKE + (ADD if self.with_table else ""))
+        statement = DO.replace("{body}", MAKE + (ADD if self.with_table else ""))
         return _filled(statement, model._meta.get_field("source").related_model)
 
     def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
@@ -148,7 +152,7 @@ class Published(BaseConstraint):
 
 def statements(model: Any) -> str:
     """Return what the owner of a table runs to publish it, if migrations may not."""
-    return _filled(DO.format(body=MAKE + ADD), model)
+    return _filled(DO.replace("{body}", MAKE + ADD), model)
 
 
 def identity_of(model: Any) -> str:
