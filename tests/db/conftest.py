@@ -29,6 +29,7 @@ from pgembed_django.retrieval import query_vectors
 from pgembed_django.spaces import reconcile
 from tests import played
 from tests.app.models import Note
+from tests.captures import capture as capture
 from tests.conftest import wait_until
 from tests.played.provider import PlayedProvider
 from tests.providers import Moody
