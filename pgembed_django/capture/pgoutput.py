@@ -16,6 +16,9 @@ from typing import Final, NamedTuple
 from pgembed_django.declaration.requirements import HIGHEST_PRIORITY
 
 VERBS: Final = ("enqueue", "forget", "forget_all")
+PREFIX: Final = b"pgembed\0"
+"""Of our triggers' messages."""
+
 MOST_SHOWN = 100
 """Of a message that is not ours, so many characters are logged."""
 
@@ -140,15 +143,17 @@ def _change(message: memoryview) -> Change:
         former, at = _columns(message, at + 1)
     new = None
     if message[0] != 0x44:
-        new, at = _columns(message, at + 1)
+        new, at = _columns(message, at + 1, unchanged=former)
     return Change(oid, former, new)
 
 
-def _columns(message: memoryview, at: int) -> tuple[list[str | None], int]:
+def _columns(
+    message: memoryview, at: int, *, unchanged: Sequence[str | None] | None = None
+) -> tuple[list[str | None], int]:
     (count,) = _SHORT.unpack_from(message, at)
     at += 2
     found: list[str | None] = []
-    for _ in range(count):
+    for place in range(count):
         kind = message[at]
         at += 1
         if kind == 0x74:  # t
@@ -156,7 +161,9 @@ def _columns(message: memoryview, at: int) -> tuple[list[str | None], int]:
             at += 4
             found.append(str(message[at : at + length], "utf-8"))
             at += length
-        else:  # NULL, or unchanged and not sent
+        elif kind == 0x75 and unchanged:  # u: stored apart, and not sent again
+            found.append(unchanged[place])
+        else:
             found.append(None)
     return found, at
 
@@ -185,18 +192,23 @@ def _name(message: memoryview, at: int) -> tuple[str, int]:
 
 
 def _emitted(message: memoryview) -> Emitted | None:
-    prefix, at = _name(message, _MESSAGE.size)
-    if prefix != "pgembed":
+    at = _MESSAGE.size + len(PREFIX)
+    if bytes(message[_MESSAGE.size : at]) != PREFIX:
         return None
     (length,) = _LONG.unpack_from(message, at)
-    text = str(message[at + 4 : at + 4 + length], "utf-8", "replace")
+    content = message[at + 4 : at + 4 + length]
     try:
-        verb, spec, priority, table, keys = json.loads(text)
-        are_texts = all(isinstance(one, str) and "\0" not in one for one in (spec, table, *keys))
-    except (ValueError, TypeError):
-        raise Malformed(text[:MOST_SHOWN]) from None
+        verb, spec, priority, table, keys = json.loads(str(content, "utf-8"))
+        # Half of a surrogate pair is JSON, and no text: it cannot be encoded.
+        are_texts = b"\0" not in "".join([spec, table, *keys]).encode()
+    except (ValueError, TypeError, RecursionError):
+        raise _malformed(content) from None
     # Anybody may write one.
     is_priority = type(priority) is int and abs(priority) <= HIGHEST_PRIORITY
     if verb not in VERBS or not (are_texts and is_priority and isinstance(keys, list)):
-        raise Malformed(text[:MOST_SHOWN])
+        raise _malformed(content)
     return Emitted(verb, spec, priority, table, keys)
+
+
+def _malformed(content: memoryview) -> Malformed:
+    return Malformed(str(content, "utf-8", "replace")[:MOST_SHOWN])

@@ -16,7 +16,11 @@ BEGIN
     PERFORM pg_catalog.pg_logical_emit_message(
         true,
         'pgembed',
-        pg_catalog.json_build_array(verb, unit_spec, lane, embedding_table, source_pks)::text
+        -- It is sent as it is, whatever the encoding of the database.
+        pg_catalog.convert_to(
+            pg_catalog.json_build_array(verb, unit_spec, lane, embedding_table, source_pks)::text,
+            'UTF8'
+        )
     );
 END
 $$;
