@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, NamedTuple
@@ -41,14 +41,6 @@ class Units:
     all_gone: bool = False
     forgotten: dict[str, None] = field(default_factory=dict)
     written: dict[str, None] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Table:
-    """A published table: who watches it, and which of its published columns is the key."""
-
-    targets: Sequence[Target]
-    key: int
 
 
 @dataclass(slots=True)
@@ -104,26 +96,28 @@ class Gatherer:
         self.batch = Batch()
         self.is_inside = False
         """Whether a transaction has begun and not ended."""
-        self.tables: dict[int, _Table] = {}
+        self.tables: dict[int, Mapping[Target, int]] = {}
+        """Who watches each table, and which of its published columns is their key."""
         self._xid = 0
 
     def describe(self, relation: Relation, watching: Mapping[Target, str]) -> None:
         """Note who watches a table, and by which column."""
         columns = list(relation.columns)
-        [column] = set(watching.values()) or {""}
         # The log may be older than a renaming. Usually only the key is published.
-        names = [column] if column in columns else [*relation.identity, *columns]
-        self.tables[relation.oid] = _Table(list(watching), columns.index(names[0]))
+        others = [*relation.identity, *columns]
+        self.tables[relation.oid] = {
+            target: columns.index(column if column in columns else others[0])
+            for target, column in watching.items()
+        }
 
     def take(self, message: Begin | Commit | Change | Truncate | Emitted) -> None:
         """Note what a message says."""
         batch = self.batch
         match message:
             case Change(oid, former, new):
-                table = self.tables[oid]
-                before = former[table.key] if former else None
-                after = new[table.key] if new else None
-                for target in table.targets:
+                for target, column in self.tables[oid].items():
+                    before = former[column] if former else None
+                    after = new[column] if new else None
                     if before is not None and before != after:
                         batch.forget(target, before)
                     if after is not None:
@@ -143,7 +137,7 @@ class Gatherer:
                     note(target, key)
             case Truncate(oids):
                 for oid in oids:
-                    for target in self.tables[oid].targets:
+                    for target in self.tables[oid]:
                         batch.forget_all(target)
 
     def flushed(self) -> None:
@@ -171,7 +165,10 @@ class Snapshot:
     def shows(self, xid: int) -> bool:
         """Return whether a transaction that has written a commit record is visible.
 
-        ``xid`` is its 32-bit number, as the write-ahead log has it. It is one of the last 2^31.
+        ``xid`` is its 32-bit number, as the write-ahead log has it, less than 2^31 away.
         """
-        whole = self.next - (self.next - xid) % 2**32
-        return whole < self.oldest or (whole < self.next and whole not in self.in_progress)
+        # A snapshot ends behind the last transaction that has ended: several may wait behind it.
+        ahead = (xid - self.next) % 2**32
+        if ahead < 2**31:
+            return False
+        return self.next + ahead - 2**32 not in self.in_progress
