@@ -9,10 +9,22 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from pgembed_django.capture import slots
+from pgembed_django.capture import Streamer, slots
+from pgembed_django.capture.pgoutput import Parsed, parse
+from pgembed_django.core import database
 from pgembed_django.declaration import specs
-from pgembed_django.models import Published, ReplicationSlot
+from pgembed_django.models import Job, Published, ReplicationSlot
+from pgembed_django.spaces import reconcile
 from pgembed_django.triggers import triggers
+from tests.unit import pgoutput_writer
+
+PEEK = """
+    SELECT data
+    FROM pg_logical_slot_peek_binary_changes(
+        %(slot)s, NULL, NULL,
+        'proto_version', '1', 'publication_names', 'pgembed', 'messages', 'true'
+    )
+"""
 
 
 def watch(spec: Any) -> Any:
@@ -65,3 +77,30 @@ def capture(monkeypatch) -> Iterator[Callable[..., Any]]:
     with connection.cursor() as cursor:
         cursor.execute("DROP PUBLICATION IF EXISTS pgembed")
     ReplicationSlot.objects.all().delete()
+
+
+def catch_up() -> None:
+    """Read what is committed by now, as a drain does."""
+    Streamer(using="default").catch_up()
+
+
+def units(spec: Any) -> list[str]:
+    """Return the keys of a spec's pending jobs."""
+    pending = Job.objects.filter(spec=spec.key, status="pending")
+    return sorted(pending.values_list("source_pk", flat=True))
+
+
+def unread() -> list[Parsed]:
+    """Return what the slot has that is not confirmed yet, and leave it there."""
+    found = database.rows("default", PEEK, slot=slots.look(using="default").name)
+    pieces = [parse(memoryview(pgoutput_writer.piece(bytes(data)))) for [data] in found]
+    return [one for one in pieces if one is not None]
+
+
+def is_compared(spec: Any) -> bool:
+    """Return whether all rows are about to be compared, and let that be done."""
+    scans = reconcile.under_way([spec], using="default").get(spec, [])
+    reconcile.ScanCursor.objects.filter(spec=spec.key).update(
+        cursor=None, finished_recipe=spec.recipe
+    )
+    return set(reconcile.ALL_SCANS) <= set(scans)

@@ -37,6 +37,7 @@ def url() -> str:
             connection.execute(f"ALTER SYSTEM SET {name} = off")
         # Workers read changes from the write-ahead log.
         connection.execute("ALTER SYSTEM SET wal_level = logical")
+        connection.execute("ALTER SYSTEM SET max_prepared_transactions = 10")
     _restart(server)
     os.environ["DATABASE_URL"] = server.get_uri()
     return os.environ["DATABASE_URL"]
