@@ -347,8 +347,7 @@ SLOT_MADE = _event(
 CAPTURE_LOST = _event(
     "capture_lost",
     WARNING,
-    "The changes of %(spec)s are no longer published as they were",
-    means="The publication was changed. Once it is right, all rows of the spec are compared.",
+    "The changes of %(spec)s are no longer published as they were: all rows will be compared",
 )
 COMPARING_ALL = _event(
     "comparing_all", INFO, "All rows of %(spec)s are compared, as changes may have been missed"
@@ -356,8 +355,7 @@ COMPARING_ALL = _event(
 MESSAGE_IGNORED = _event(
     "message_ignored",
     WARNING,
-    "A message in the write-ahead log was ignored: %(text)s",
-    means="It was written under our name, but is none that a trigger of ours writes.",
+    "A message in the write-ahead log was ignored, as no trigger of ours writes such: %(text)s",
 )
 
 # Search

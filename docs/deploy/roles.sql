@@ -45,7 +45,8 @@ GRANT mysite_web TO mysite_staff;
 GRANT SELECT
     ON pgembed_attempt, pgembed_job, pgembed_scancursor, pgembed_pause, pgembed_quota, pgembed_ripple,
        pgembed_rollup, pgembed_space, pgembed_staging, pgembed_task, pgembed_taskbatch,
-       pgembed_taskkey, pgembed_taskoutcome, pgembed_taskrate, pgembed_taskrecord, pgembed_worker
+       pgembed_taskkey, pgembed_taskoutcome, pgembed_taskrate, pgembed_taskrecord, pgembed_worker,
+       pgembed_replicationslot
     TO mysite_staff;
 GRANT INSERT, UPDATE, DELETE ON pgembed_job, pgembed_pause TO mysite_staff;
 GRANT DELETE ON pgembed_staging TO mysite_staff;
@@ -57,13 +58,15 @@ GRANT UPDATE, DELETE ON pgembed_task TO mysite_staff;
 GRANT SELECT, INSERT, UPDATE, DELETE
     ON pgembed_attempt, pgembed_job, pgembed_scancursor, pgembed_pause, pgembed_quota, pgembed_ripple,
        pgembed_rollup, pgembed_space, pgembed_staging, pgembed_task, pgembed_taskbatch,
-       pgembed_taskkey, pgembed_taskoutcome, pgembed_taskrate, pgembed_taskrecord, pgembed_worker
+       pgembed_taskkey, pgembed_taskoutcome, pgembed_taskrate, pgembed_taskrecord, pgembed_worker,
+       pgembed_replicationslot
     TO mysite_worker;
+-- To read changes from the write-ahead log, as a superuser: ALTER ROLE mysite_worker REPLICATION
 -- Restarted in the middle of a deploy, it checks whether a migration explains why a table is gone.
 GRANT SELECT ON django_migrations TO mysite_worker;
 
--- Tables that our triggers watch: of your tables, the worker reads only these. If a text method
--- reads other tables, grant SELECT on those as well.
+-- Tables that our triggers watch, or that are published for us: of your tables, the worker reads
+-- only these. If a text method reads other tables, grant SELECT on those as well.
 DO $$
 DECLARE
     source record;
@@ -73,6 +76,12 @@ BEGIN
         FROM pg_trigger
         JOIN pg_class ON pg_class.oid = tgrelid
         WHERE tgname LIKE 'pgtrigger\_pgembed\_%'
+        UNION
+        SELECT prrelid::regclass, relnamespace::regnamespace
+        FROM pg_publication_rel
+        JOIN pg_publication ON pg_publication.oid = prpubid
+        JOIN pg_class ON pg_class.oid = prrelid
+        WHERE pubname = 'pgembed'
     LOOP
         EXECUTE format('GRANT USAGE ON SCHEMA %s TO mysite_worker, mysite_web', source.schema);
         EXECUTE format('GRANT SELECT ON %s TO mysite_worker, mysite_staff', source.name);

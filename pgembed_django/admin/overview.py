@@ -79,6 +79,7 @@ def of(request: HttpRequest) -> dict[str, Any] | None:
         "elsewhere": [
             (router.db_for_write(spec.model), spec.key) for spec in specs.all() if spec not in here
         ],
+        "capture": seen.capture,
         "workers": seen.workers,
         "providers": [
             (one, one.retries_at and max(0.0, seconds_between(seen.at, one.retries_at)))

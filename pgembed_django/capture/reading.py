@@ -144,7 +144,7 @@ class Reading:
         """Note which specs' changes are published, and have those compared that are new."""
         declared = slots.captured(self.using)
         published = slots.published(declared, using=self.using)
-        before = self._noted_specs()
+        before = slots.noted_specs(self.slot, using=self.using)
         # What has gaps is kept: once it is published or has triggers again, it is to be compared.
         covered = before | {
             spec.key: None
@@ -172,15 +172,11 @@ class Reading:
 
     def _leave_unknown(self) -> None:
         """Note that there are gaps in all that this code does not read: newer code may."""
-        before = self._noted_specs()
+        before = slots.noted_specs(self.slot, using=self.using)
         captured = {spec.key for spec in slots.captured(self.using)}
         left = {key: mark if key in captured else None for key, mark in before.items()}
         if left != before:
             self._cover(left)
-
-    def _noted_specs(self) -> dict[str, str | None]:
-        noted = slots.note(self.slot, using=self.using)
-        return dict(noted.specs) if noted else {}
 
     def _cover(self, covered: Mapping[str, str | None]) -> None:
         if not slots.cover(self.slot, self.holder, covered, using=self.using):

@@ -22,11 +22,10 @@ from pgembed_django.models import ReplicationSlot, publication
 
 PLUGIN = "pgoutput"
 
-NAME = "SELECT 'pgembed_' || oid FROM pg_database WHERE datname = current_database()"
-
 # Positions are bytes since the beginning of the log.
 SEEN = """
     SELECT
+        ours.name,
         slot.slot_name IS NOT NULL,
         slot.plugin = 'pgoutput' AND slot.database = current_database(),
         slot.active,
@@ -39,9 +38,13 @@ SEEN = """
             WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
             ELSE pg_current_wal_flush_lsn()
         END - '0/0'::pg_lsn
-    FROM (SELECT) AS one
+    FROM (
+        SELECT 'pgembed_' || oid AS name
+        FROM pg_database
+        WHERE datname = current_database()
+    ) AS ours
     LEFT JOIN pg_replication_slots AS slot
-      ON slot_name = %(name)s
+      ON slot_name = ours.name
 """
 
 # For each table, what would be another one if it was taken out and put in again, or NULL if not all
@@ -119,9 +122,8 @@ def captured(using: str) -> list[Spec]:
 
 def look(*, using: str) -> Seen:
     """Return the slot and the server as they are now."""
-    [[name]] = database.rows(using, NAME)
-    [[is_there, is_ours, is_active, is_lost, confirmed, level, is_unlimited, oid, end]] = (
-        database.rows(using, SEEN, name=name, publication=publication.name())
+    [[name, is_there, is_ours, is_active, is_lost, confirmed, level, is_unlimited, oid, end]] = (
+        database.rows(using, SEEN, publication=publication.name())
     )
     return Seen(
         name=name,
@@ -159,6 +161,25 @@ def published(wanted: Iterable[Spec], *, using: str) -> dict[str, str]:
 def note(name: str, *, using: str) -> ReplicationSlot | None:
     """Return what is noted of a slot."""
     return ReplicationSlot.objects.using(using).filter(pk=name).first()
+
+
+def noted_specs(name: str, *, using: str) -> dict[str, str | None]:
+    """Return which specs are noted: see ``ReplicationSlot.specs``."""
+    noted = note(name, using=using)
+    return dict(noted.specs) if noted else {}
+
+
+def awaiting(name: str, *, using: str) -> list[Spec]:
+    """Return the specs that triggers watch by now, and that are yet to be compared for that."""
+    noted = [specs.get(key) for key in noted_specs(name, using=using)]
+    return [spec for spec in noted if spec and not spec.is_read_from_log]
+
+
+def note_problem(name: str, problem: str, *, using: str) -> None:
+    """Note why the log cannot be read, for people. Empty: it is read again."""
+    slots = ReplicationSlot.objects.using(using)
+    slots.bulk_create([ReplicationSlot(name=name)], ignore_conflicts=True)
+    slots.filter(pk=name).exclude(problem=problem).update(problem=problem)
 
 
 def take(name: str, holder: str, *, using: str) -> ReplicationSlot:

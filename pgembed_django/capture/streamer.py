@@ -75,7 +75,7 @@ class Streamer:
             return 0
         seen = slots.look(using=self.using)
         if seen.problem:
-            self._refuse(seen.problem)
+            self._refuse(seen, seen.problem)
             return 0
         if seen.is_active:
             return 0
@@ -87,6 +87,7 @@ class Streamer:
                 name = publication.name()
                 sender.start(seen.name, publication=name, position=position)
                 _told.clear(self.using)
+                slots.note_problem(seen.name, "", using=self.using)
                 events.tell(events.CAPTURE_STARTED, slot=seen.name)
                 reading = Reading(
                     sender, position, slot=seen.name, holder=self._holder, using=self.using
@@ -98,13 +99,14 @@ class Streamer:
             if error.sqlstate == UNDEFINED_OBJECT and "publication" in str(error):
                 # It was made later than changes that are yet to be read.
                 slots.begin_anew(seen.name, self._holder, using=self.using, position=None)
-            self._refuse(str(error))
+            self._refuse(seen, str(error))
         except (Stopped, Replaced):
             return 0
         return 1
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, seen: slots.Seen, reason: str) -> None:
         if _told.is_new(self.using, reason):
+            slots.note_problem(seen.name, reason, using=self.using)
             events.tell(events.CAPTURE_REFUSED, database=self.using, error=reason)
 
     def _position(self, seen: slots.Seen, sender: Walsender) -> int | None:

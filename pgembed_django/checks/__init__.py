@@ -43,6 +43,7 @@ IDS = {
     "pgembed.E025": "The database that tasks are kept in is not PostgreSQL.",
     "pgembed.E026": "QUEUES or OPTIONS of a backend in TASKS are unknown or unusable.",
     "pgembed.E027": "A reranker in PGEMBED_RERANKERS is unusable, for instance its BACKEND.",
+    "pgembed.E028": "A published table has lost its replica identity: its own UPDATEs fail.",
     "pgembed.W001": "The job table is unlogged: a crash of the server empties it.",
     "pgembed.W002": "pgtrigger is told to keep triggers out of migrations.",
     "pgembed.W003": "Our tables are missing where an embeddable model has its own.",
@@ -60,6 +61,10 @@ IDS = {
     "pgembed.W015": "A translated field is watched, and not the columns of its languages.",
     "pgembed.W016": "A text method may read columns of parents, which are not watched.",
     "pgembed.W017": "Our tables are missing where tasks are kept.",
+    "pgembed.W018": "The write-ahead log cannot be read: its level, publication, slot or role.",
+    "pgembed.W019": "A publication does not have all changes of a table that is read from the log.",
+    "pgembed.W020": "An unread slot may fill the disk: max_slot_wal_keep_size is -1.",
+    "pgembed.W021": "A replication slot is left that no spec needs.",
 }
 
 register(check_settings)

@@ -21,6 +21,7 @@ from django.db.backends.postgresql import psycopg_any
 from django.db.migrations.executor import MigrationExecutor
 
 from pgembed_django import conf
+from pgembed_django.checks.capture import check_capture
 from pgembed_django.core import database, postgres
 from pgembed_django.declaration import specs
 from pgembed_django.exceptions import did_you_mean
@@ -133,6 +134,7 @@ def _database(alias: str) -> Iterator[CheckMessage]:
         _triggers,
         _text_search,
         _tasks,
+        _capture,
     )
     for check in checks:
         try:
@@ -308,6 +310,12 @@ def _tasks(alias: str) -> Iterator[CheckMessage]:
             hint=f"manage.py migrate pgembed --database {alias} creates them.",
             id="pgembed.W017",
         )
+
+
+def _capture(alias: str) -> Iterator[CheckMessage]:
+    if database.rows(alias, "SELECT to_regclass('pgembed_replicationslot')") != [(None,)]:
+        return check_capture(alias, may_be_migrated=_has_migrations_to_run)
+    return iter(())
 
 
 def _sequences(alias: str) -> Iterator[CheckMessage]:

@@ -149,6 +149,7 @@ class Migration(migrations.Migration):
                 ('position', models.BigIntegerField(help_text='All that was committed before this position is enqueued.', null=True)),
                 ('specs', models.JSONField(default=dict, help_text='Spec -> how it is published, or null if there are gaps.')),
                 ('read_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), help_text='All that was committed before this time is enqueued.')),
+                ('problem', models.TextField(db_default='', help_text='Why a worker could not read.')),
             ],
         ),
         migrations.CreateModel(

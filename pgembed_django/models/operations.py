@@ -158,6 +158,7 @@ class ReplicationSlot(NotFromFixtures):
     read_at = models.DateTimeField(
         db_default=Now(), help_text=_("All that was committed before this time is enqueued.")
     )
+    problem = models.TextField(db_default="", help_text=_("Why a worker could not read."))
 
     def __str__(self) -> str:
         return self.name

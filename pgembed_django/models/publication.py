@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from django.db.models import BaseConstraint
@@ -19,10 +20,12 @@ IDENTITY = """
     SELECT
         pg_catalog.string_agg(pg_catalog.quote_ident(attname), ', ' ORDER BY attnum)
             FILTER (WHERE is_of_table) AS columns,
-        pg_catalog.bool_and(has_key) AS is_usable
+        pg_catalog.bool_and(has_key) AS is_usable,
+        pg_catalog.bool_and(is_full) AS is_full
     FROM (
         SELECT
             part.oid = source.oid AS is_of_table,
+            part.relreplident = 'f' AS is_full,
             attname,
             attnum,
             EXISTS (
@@ -79,7 +82,7 @@ DO = """
         is_usable boolean;
     BEGIN{body}
     EXCEPTION WHEN insufficient_privilege THEN
-        RAISE EXCEPTION 'pgembed: this role may not publish %: %', {table}, SQLERRM
+        RAISE EXCEPTION 'pgembed: this role may not publish tables: %', SQLERRM
         USING HINT = 'Have the owner of the table run what manage.py embed_publication prints, and '
             'name that publication by PGEMBED_PUBLICATION.';
     END
@@ -150,13 +153,18 @@ class Published(BaseConstraint):
         return "pgembed_django.models.Published", args, kwargs
 
 
-def statements(model: Any) -> str:
-    """Return what the owner of a table runs to publish it, if migrations may not."""
-    return _filled(DO.replace("{body}", MAKE + ADD), model)
+def statements(models: Iterable[Any]) -> Iterator[str]:
+    """Yield what the owner of tables runs to publish them, if migrations may not."""
+    yield _named(DO.replace("{body}", MAKE))
+    for model in models:
+        yield _filled(DO.replace("{body}", ADD), model)
 
 
 def identity_of(model: Any) -> str:
-    """Return the query for the columns of a table's replica identity, and whether it is usable."""
+    """Return the query for a table's replica identity: its columns, ``is_usable``, ``is_full``.
+
+    With ``REPLICA IDENTITY FULL``, which has no columns, all columns must be published.
+    """
     return _filled(IDENTITY, model)
 
 
@@ -167,14 +175,23 @@ def name() -> str:
 
 def _filled(statement: str, model: Any) -> str:
     table = postgres.quoted_table(model)
-    names = {
-        "rows": table,
-        "name": postgres.quoted_name(name()),
-        "table": sql.Literal(table).as_string(None),
-        "key": sql.Literal(str(model._meta.pk.column)).as_string(None),
-        "publication": sql.Literal(name()).as_string(None),
-    }
-    statement = statement.replace("{identity}", IDENTITY)
-    for placeholder, value in names.items():
+    return _replaced(
+        _named(statement.replace("{identity}", IDENTITY)),
+        rows=table,
+        table=sql.Literal(table).as_string(None),
+        key=sql.Literal(str(model._meta.pk.column)).as_string(None),
+    )
+
+
+def _named(statement: str) -> str:
+    return _replaced(
+        statement,
+        name=postgres.quoted_name(name()),
+        publication=sql.Literal(name()).as_string(None),
+    )
+
+
+def _replaced(statement: str, **values: str) -> str:
+    for placeholder, value in values.items():
         statement = statement.replace(f"{{{placeholder}}}", value)
     return statement

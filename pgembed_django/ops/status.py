@@ -21,6 +21,7 @@ from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Space, Worker
 from pgembed_django.models.job import CHANGES
 from pgembed_django.ops import verdicts
+from pgembed_django.ops.capture import CaptureStatus, read_capture
 from pgembed_django.ops.coverage import Table, read_coverage, read_tables, read_words
 from pgembed_django.ops.queue import (
     NO_RIPPLES,
@@ -51,6 +52,7 @@ __all__ = [
     "QUEUE_STATES",
     "STATES",
     "Backlog",
+    "CaptureStatus",
     "Count",
     "Coverage",
     "FailureKind",
@@ -162,6 +164,8 @@ class Overview:
     providers: tuple[ProviderStatus, ...]
     unknown: dict[str, Count]
     """Spec that is not declared here -> its open failures. At most a hundred specs."""
+    capture: CaptureStatus | None = None
+    """How far the write-ahead log was read. None: no spec's changes come from there."""
 
     @property
     def verdict(self) -> Verdict | QueueVerdict:
@@ -187,6 +191,7 @@ class Read:
     workers: Sequence[WorkerStatus]
     providers: Mapping[str, ProviderStatus]
     paused: jobs.Paused
+    capture: CaptureStatus | None
 
     def provider_of(self, space: Space | None) -> ProviderStatus | None:
         """Return the status of a space's provider."""
@@ -236,6 +241,7 @@ def overview(
         workers=workers,
         providers=_providers(live, workers, paused),
         paused=paused,
+        capture=read_capture(chosen, using=using, now=now),
     )
     known = {spec.key for spec in declared.all()}
     unknown = ((key, count) for key, count in queue.failures.items() if key not in known)
@@ -253,6 +259,7 @@ def overview(
         workers=tuple(workers),
         providers=tuple(read.providers.values()),
         unknown=dict(islice(unknown, MAX_UNKNOWN)),
+        capture=read.capture,
     )
 
 
@@ -306,6 +313,7 @@ def _spec(spec: Spec, read: Read) -> SpecStatus:
         is_undeclared=building is not None and not _is_declared(spec, building),
         aside=aside,
         completed=recent.completed,
+        capture=read.capture if spec.is_read_from_log else None,
         using=read.using,
     )
     return replace(status, verdict=verdict)

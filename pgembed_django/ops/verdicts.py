@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pgembed_django.models.job import CHANGES
+from pgembed_django.ops.capture import CaptureStatus
 from pgembed_django.ops.formatting import duration
 from pgembed_django.ops.queue import NO_RIPPLES, NONE, Backlog, Count, Ripples
 from pgembed_django.spaces import Coverage, are_few
@@ -109,13 +110,15 @@ def judge(
     is_undeclared: bool,
     aside: Sequence[str],
     completed: int,
+    capture: CaptureStatus | None,
     using: str,
 ) -> Verdict:
     """Return the worst state that applies to a spec, with all reasons for it.
 
     ``next_provider`` is that of the space that is being built, and ``is_undeclared`` says that the
     settings declare another space. ``aside``: the reasons of the workers that have set the spec
-    aside. ``completed``: how many units were completed in the last minutes.
+    aside. ``completed``: how many units were completed in the last minutes. ``capture``: if its
+    changes are read from the write-ahead log.
     """
     reasons: dict[State, list[str]] = {state: [] for state in STATES}
     indexing, degraded, stalled = reasons["indexing"], reasons["degraded"], reasons["stalled"]
@@ -158,6 +161,14 @@ def judge(
         stalled.append(f"Nothing has been completed for minutes: {_changes(spec)}.")
     elif unreachable:
         degraded.append(f"{unreachable} of {spec.workers} workers cannot reach the provider.")
+
+    if capture:
+        stalled += _unread(spec, capture, using)
+        if capture.is_read and (lag_seconds := capture.lag_seconds or 0.0) >= LATE_SECONDS:
+            degraded.append(
+                f"Changes of the last {duration(lag_seconds)} are yet to be read from the "
+                "write-ahead log."
+            )
 
     # Why some rows are not found with their current text.
     if silent := table.silent_triggers:
@@ -208,6 +219,17 @@ def judge(
     reasons["fresh"].append(_fresh(spec))
     worst = max((state for state in STATES if reasons[state]), key=STATES.index)
     return Verdict(worst, " ".join(reasons[worst]))
+
+
+def _unread(spec: SpecStatus, capture: CaptureStatus, using: str) -> list[str]:
+    """Return why its changes are not read from the log at all."""
+    if fault := capture.faults.get(spec.key):
+        return [f"{fault} Run manage.py check --database {using}."]
+    is_late = capture.lag_seconds is None or capture.lag_seconds >= LATE_SECONDS
+    if capture.is_read or not spec.workers or not (capture.problem or is_late):
+        return []
+    why = capture.problem or "No worker reads them. Their logs say why."
+    return [f"Its changes are not read from the write-ahead log: {why}"]
 
 
 def _fresh(spec: SpecStatus) -> str:

@@ -17,6 +17,7 @@ from pgembed_django.models import (
     Attempt,
     Job,
     Pause,
+    ReplicationSlot,
     Ripple,
     Rollup,
     ScanCursor,
@@ -98,8 +99,8 @@ def test_told_so_it_deletes_all_of_that_and_nothing_else(gone: str) -> None:
 
 
 def test_no_table_of_ours_is_left_out(gone: str) -> None:
-    """Whatever names a spec goes with it."""
-    fields = {"spec": HELD, "name": (Pause,), "specs": (Worker,)}
+    """Whatever names a spec goes with it. A worker's row goes by itself, a slot's with the slot."""
+    fields = {"spec": HELD, "name": (Pause, ReplicationSlot), "specs": (Worker, ReplicationSlot)}
 
     for model in apps.get_app_config("pgembed").get_models():
         names = {field.name for field in model._meta.fields} & set(fields)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
 COMMANDS = sorted(name for name, app in get_commands().items() if app == "pgembed_django")
 WITHOUT_DATABASE = {"embed_probe", "embed_tasks"}
-ONLY_LOOK = {"embed_forget", "embed_spaces", "embed_status"}
+ONLY_LOOK = {"embed_publication", "embed_forget", "embed_spaces", "embed_status"}
 """Without further options."""
 CHOICES = {"embed_dismiss": ["--all"], "embed_retry": ["--all"]}
 
@@ -39,6 +39,7 @@ def test_they_are_all_here() -> None:
         "embed_dismiss",
         "embed_forget",
         "embed_probe",
+        "embed_publication",
         "embed_reconcile",
         "embed_retry",
         "embed_spaces",

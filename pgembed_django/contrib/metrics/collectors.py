@@ -311,6 +311,10 @@ def families(seen: Overview) -> Iterator[GaugeMetricFamily]:
         for state in status.QUEUE_STATES
     )
     yield _gauge("queue_state", ["queue", "state"], moving)
+    if capture := seen.capture:
+        yield _gauge("capture_is_read", [], [[capture.is_read]])
+        yield _gauge("capture_lag_bytes", [], [[capture.lag_bytes]])
+        yield _gauge("capture_lag_seconds", [], [[capture.lag_seconds]])
     yield _gauge("workers_alive", [], [[sum(worker.is_live for worker in seen.workers)]])
     yield _gauge(
         "provider_paused", ["provider"], ([one.name, one.is_away] for one in seen.providers)

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from pgembed_django.capture import leftovers
 from pgembed_django.core import database
 from pgembed_django.declaration import specs
 from pgembed_django.ops import status
@@ -18,7 +19,8 @@ from pgembed_django.triggers import installed
 class Command(EmbedCommand):
     help = (
         "Lists what our tables still hold of specs whose @embeddable or model was removed: jobs, "
-        "failures, spaces. With --yes it deletes that. Their vectors and triggers go with the "
+        "failures, spaces; and a replication slot and published tables that no spec needs. "
+        "With --yes it deletes that. Their vectors and triggers go with the "
         "migration that makemigrations writes. "
         "Exit status: 0 done, or nothing is left; 1 not all, the message says why; "
         "2 could not start."
@@ -36,7 +38,8 @@ class Command(EmbedCommand):
                 "transaction has locked a job, or another process is moving them. Run it again."
             )
         left = self._chosen(options["specs"])
-        if not left:
+        others = None if options["specs"] else leftovers.find(using=self.using)
+        if not left and not (others and str(others)):
             self.stdout.write("No data is left of specs that are not declared.")
             return
         used = {key: reason for key in left if (reason := self._used_by(key))}
@@ -50,10 +53,24 @@ class Command(EmbedCommand):
                 except database.Busy:
                     used[key] = "an open transaction has some of its jobs. Run it again"
             self.stdout.write(f"  {told}")
+        if others and str(others):
+            self._tell_of_capture(others, used, is_deleted=options["yes"])
         if used:
             raise CommandError("\n".join(f"{key} is in use: {used[key]}." for key in used))
         if not options["yes"]:
             self.stdout.write("Nothing was deleted. Pass --yes to delete it.")
+
+    def _tell_of_capture(
+        self, others: leftovers.Leftovers, used: dict[str, str], *, is_deleted: bool
+    ) -> None:
+        self.stdout.write(self.style.MIGRATE_HEADING("Write-ahead log"))
+        told = str(others)
+        if is_deleted and others.slot and others.is_active:
+            used[others.slot] = "a worker with other code reads it. Restart it with the current one"
+        elif is_deleted:
+            leftovers.remove(others, using=self.using)
+            told = f"deleted: {told}"
+        self.stdout.write(f"  {told}")
 
     def _chosen(self, keys: list[str] | None) -> Mapping[str, Mapping[str, int]]:
         left = repairs.left_of_undeclared(using=self.using)

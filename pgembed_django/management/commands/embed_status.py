@@ -177,6 +177,9 @@ def lines(
         dismissed = f"; {queue.dismissed} dismissed" if queue.dismissed else ""
         yield f"  failures   {queue.open_failures}{dismissed}"
         yield from _kinds(queue.key, tasks)
+    if found.capture:
+        yield style.MIGRATE_HEADING("Write-ahead log")
+        yield f"  {_capture(found.capture)}"
     yield style.MIGRATE_HEADING("Workers")
     yield from [_worker(worker) for worker in found.workers] or ["  none is running"]
     yield style.MIGRATE_HEADING("Providers")
@@ -234,6 +237,15 @@ def _kinds(key: str, kinds: status.FailureKinds) -> Iterator[str]:
             # In the project's time zone, as in the admin and in the log.
             last = aware(kind.last_at).astimezone(timezone.get_current_timezone())
             yield f"              last {last:%Y-%m-%d %H:%M:%S}: {sample}"
+
+
+def _capture(capture: status.CaptureStatus) -> str:
+    text = f"{capture.slot}  {'read by a worker' if capture.is_read else 'not read'}"
+    if capture.lag_bytes is not None and capture.lag_seconds is not None:
+        text += f", {capture.lag_bytes / 2**20:,.1f} MiB or {duration(capture.lag_seconds)} behind"
+    if capture.gaps:
+        text += f", not read for {', '.join(capture.gaps)} yet"
+    return f"{text}: {capture.problem}" if capture.problem else text
 
 
 def _worker(worker: status.WorkerStatus) -> str:
