@@ -25,6 +25,9 @@ from pgembed_django.triggers import installed, sql
 SETTLE_SECONDS = 30.0
 """How often to look whether all tables are published still."""
 
+JOIN_SECONDS = 10.0
+"""How long a drain waits for transactions that began before a table was published."""
+
 NOTE_SECONDS = 10.0
 """How often to note the position while there is nothing to enqueue."""
 
@@ -88,10 +91,13 @@ class Reading:
     def run(self, *, until: int | None) -> None:
         """Read until the worker stops, or up to a position of the log.
 
+        At that, it waits a while for transactions that keep a spec from being compared.
+
         Raises:
             Refused: the server has ended the stream.
             Stopped: the worker stops.
         """
+        ends_at = time.monotonic() + JOIN_SECONDS
         while True:
             if self.sender.is_stopping():
                 raise Stopped
@@ -108,7 +114,8 @@ class Reading:
             if not self._gatherer.is_inside:
                 self._note_idle(is_last=until is not None and self._arrived >= until)
             self.sender.keep_alive(self.position)
-            if until is not None and self.position >= until:
+            is_joining = self._joining and time.monotonic() < ends_at
+            if until is not None and self.position >= until and not is_joining:
                 return
 
     def _take(self, piece: memoryview) -> None:

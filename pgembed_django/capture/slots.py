@@ -60,13 +60,17 @@ PUBLISHED = """
     FROM unnest(%(specs)s::text[], %(tables)s::text[], %(keys)s::text[])
         AS wanted(spec, name, key)
     JOIN pg_publication AS publication ON pubname = %(publication)s
+    JOIN pg_class AS source ON source.oid = to_regclass(wanted.name)
     JOIN pg_publication_tables AS published
       ON published.pubname = publication.pubname
-     AND to_regclass(format('%%I.%%I', schemaname, tablename)) = to_regclass(wanted.name)
+     AND published.schemaname = (
+        SELECT nspname FROM pg_namespace WHERE oid = source.relnamespace
+    )
+     AND published.tablename = source.relname
      AND wanted.key = ANY(published.attnames)
     LEFT JOIN pg_publication_rel AS rel
       ON prpubid = publication.oid
-     AND prrelid = to_regclass(wanted.name)
+     AND prrelid = source.oid
 """
 
 OIDS = "SELECT name, to_regclass(name)::oid FROM unnest(%(names)s::text[]) AS wanted(name)"
