@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ WAL_SENDER_TIMEOUT = "20s"
 """After so long a silence the server lets another worker read: this one is frozen or gone."""
 
 REPLY_SECONDS = 5.0
+END_SECONDS = 1.0
 WAIT_SECONDS = 0.5
 """How long to wait for the server, before looking whether the worker is to stop."""
 
@@ -65,6 +67,7 @@ class Walsender:
         parameters["options"] = " ".join(given).strip()
         self.is_stopping = is_stopping
         self._replied_at = float("-inf")
+        self._is_streaming = False
         try:
             self._connection = psycopg.connect(
                 **parameters, autocommit=True, replication="database"
@@ -80,6 +83,8 @@ class Walsender:
         return self
 
     def __exit__(self, *error: object) -> None:
+        with suppress(psycopg.Error):
+            self._end_stream()
         self._connection.close()
 
     def create(self, slot: str) -> int:
@@ -110,6 +115,7 @@ class Walsender:
                 publication=sql.Literal(sql.Identifier(publication).as_string(None)),
             )
         )
+        self._is_streaming = True
 
     def pieces(self) -> Iterator[memoryview]:
         """Yield what has arrived. Waits a moment if nothing has.
@@ -119,7 +125,10 @@ class Walsender:
         """
         pgconn, was_read = self._pgconn, False
         while True:
-            size, piece = pgconn.get_copy_data(1)
+            try:
+                size, piece = pgconn.get_copy_data(1)
+            except psycopg.Error as error:
+                raise Refused(str(error), error.sqlstate or "") from error
             if size > 0:
                 yield piece
             elif size == 0:
@@ -130,8 +139,7 @@ class Walsender:
                 was_read = True
                 self._guard(pgconn.consume_input)
             else:
-                result = pgconn.get_result() if size == -1 else None
-                raise _refused(pgconn, result)
+                raise _refused(pgconn, pgconn.get_result())
 
     def confirm(self, position: int) -> None:
         """Tell the server that all before a position is stored, so that it may drop it."""
@@ -144,6 +152,19 @@ class Walsender:
         """Confirm again, if that was long ago: else the server lets another worker read."""
         if time.monotonic() - self._replied_at > REPLY_SECONDS:
             self.confirm(position)
+
+    def _end_stream(self) -> None:
+        """Wait a moment until the server has released the slot, for the next one who reads."""
+        pgconn, ends_at = self._pgconn, time.monotonic() + END_SECONDS
+        if not self._is_streaming:
+            return
+        pgconn.put_copy_end()
+        pgconn.flush()
+        while (size := pgconn.get_copy_data(1)[0]) >= 0 or pgconn.is_busy():
+            left = ends_at - time.monotonic()
+            if size <= 0 and (left <= 0 or not self._poll.poll(left * 1000)):
+                return
+            pgconn.consume_input()
 
     def _run(self, statement: sql.Composed) -> Any:
         """Run a command of the replication protocol, which may take long."""

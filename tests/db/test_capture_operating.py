@@ -241,7 +241,7 @@ def test_embed_status_and_the_gauges_tell_of_it(capture):
     call_command("embed_status", "--json", stdout=told)
 
     name = slots.look(using="default").name
-    assert f"Write-ahead log\n  {name}  not read, 0.0 MiB" in out.getvalue()
+    assert f"Write-ahead log\n  {name}  not read, 0." in out.getvalue()
     assert json.loads(told.getvalue())["capture"]["slot"] == name
     gauges = {one.name: one for one in families(status.overview(using="default"))}
     assert gauges["pgembed_capture_is_read"].samples[0].value == 0
