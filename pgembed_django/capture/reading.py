@@ -76,6 +76,8 @@ class Reading:
         self.slot = slot
         self.holder = holder
         self.using = using
+        self.enqueued = 0
+        """How many units, and tables as a whole, were enqueued or forgotten."""
         self._size = AdaptiveSize(FIRST_STEPS, most=MOST_STEPS)
         self._gatherer = Gatherer()
         self._joining: dict[str, tuple[str, int]] = {}
@@ -247,6 +249,7 @@ class Reading:
                         self._enqueue(part, last_of if part is parts[-1] else None)
                     return
             else:
+                self.enqueued += len(page)
                 return
 
     # Positions

@@ -47,9 +47,9 @@ class Streamer:
         self._holder = secrets.token_hex(8)
 
     def stream(self) -> int:
-        """Read until the worker stops or the stream ends. Return at once if there is nothing to do.
+        """Read until the worker stops or the stream ends. Return how many units were enqueued.
 
-        That is if another worker reads, or no spec's changes come from the log.
+        Returns at once if another worker reads, or no spec's changes come from the log.
         """
         return self._stream()
 
@@ -65,7 +65,7 @@ class Streamer:
         return 0
 
     def catch_up(self) -> int:
-        """Read what is committed by now, unless another worker reads."""
+        """Read what is committed by now, unless another worker reads. Return how many units."""
         if connections[self.using].in_atomic_block:
             return 0  # what the caller has written is not committed
         return self._stream(to_the_end=True)
@@ -93,6 +93,7 @@ class Streamer:
                     sender, position, slot=seen.name, holder=self._holder, using=self.using
                 )
                 reading.run(until=seen.end if to_the_end else None)
+                return reading.enqueued
         except Refused as error:
             if error.sqlstate == OBJECT_IN_USE:
                 return 0  # another worker was faster
@@ -101,8 +102,8 @@ class Streamer:
                 slots.begin_anew(seen.name, self._holder, using=self.using, position=None)
             self._refuse(seen, str(error))
         except (Stopped, Replaced):
-            return 0
-        return 1
+            """Another worker reads on, or later this one."""
+        return 0
 
     def _refuse(self, seen: slots.Seen, reason: str) -> None:
         if _told.is_new(self.using, reason):

@@ -259,6 +259,30 @@ def test_the_admin_tells_of_it(capture, admin_client):
     assert "Not read." in page
 
 
+# Drains
+
+
+def test_a_drain_ends_once_nothing_is_left_to_read(capture):
+    spec = capture(Note, "wal")
+    catch_up()
+    note = Note.objects.create(body="written")
+    assert Streamer(using="default").catch_up() == 1
+    assert Streamer(using="default").catch_up() == 0
+
+    call_command("embed_worker", "--drain", verbosity=0)
+
+    assert spec.embedding_model.objects.get().source_id == note.pk
+
+
+def test_the_slot_is_free_as_soon_as_a_drain_has_read(capture):
+    capture(Note, "wal")
+
+    for _ in range(20):
+        catch_up()
+
+        assert not slots.look(using="default").is_active
+
+
 # Commands
 
 
