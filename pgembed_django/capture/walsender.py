@@ -22,9 +22,11 @@ WAL_SENDER_TIMEOUT = "20s"
 """After so long a silence the server lets another worker read: this one is frozen or gone."""
 
 REPLY_SECONDS = 5.0
-END_SECONDS = 1.0
 WAIT_SECONDS = 0.5
 """How long to wait for the server, before looking whether the worker is to stop."""
+
+END_SECONDS = 1.0
+"""How long to wait for the server to end the stream."""
 
 FIRST_WITH_FAILOVER = 170000
 """The first version whose slots a standby may take over."""
@@ -67,7 +69,7 @@ class Walsender:
         parameters["options"] = " ".join(given).strip()
         self.is_stopping = is_stopping
         self._replied_at = float("-inf")
-        self._is_streaming = False
+        self._is_reading = False
         try:
             self._connection = psycopg.connect(
                 **parameters, autocommit=True, replication="database"
@@ -83,8 +85,9 @@ class Walsender:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with suppress(psycopg.Error):
-            self._end_stream()
+        if self._is_reading:
+            with suppress(psycopg.Error):
+                self._end()
         self._connection.close()
 
     def create(self, slot: str) -> int:
@@ -115,7 +118,7 @@ class Walsender:
                 publication=sql.Literal(sql.Identifier(publication).as_string(None)),
             )
         )
-        self._is_streaming = True
+        self._is_reading = True
 
     def pieces(self) -> Iterator[memoryview]:
         """Yield what has arrived. Waits a moment if nothing has.
@@ -130,6 +133,7 @@ class Walsender:
             except psycopg.Error as error:
                 raise Refused(str(error), error.sqlstate or "") from error
             if size > 0:
+                was_read = True  # perhaps with the answer to the command
                 yield piece
             elif size == 0:
                 if was_read and not self._poll.poll(0):
@@ -153,16 +157,19 @@ class Walsender:
         if time.monotonic() - self._replied_at > REPLY_SECONDS:
             self.confirm(position)
 
-    def _end_stream(self) -> None:
-        """Wait a moment until the server has released the slot, for the next one who reads."""
-        pgconn, ends_at = self._pgconn, time.monotonic() + END_SECONDS
-        if not self._is_streaming:
-            return
+    def _end(self) -> None:
+        """Have the server let go of the slot. Else it would seem in use to whoever reads next."""
+        pgconn, until = self._pgconn, time.monotonic() + END_SECONDS
         pgconn.put_copy_end()
         pgconn.flush()
-        while (size := pgconn.get_copy_data(1)[0]) >= 0 or pgconn.is_busy():
-            left = ends_at - time.monotonic()
-            if size <= 0 and (left <= 0 or not self._poll.poll(left * 1000)):
+        is_streaming = True
+        while True:
+            while is_streaming and (size := pgconn.get_copy_data(1)[0]):
+                is_streaming = size > 0
+            while not (is_streaming or pgconn.is_busy()):
+                if pgconn.get_result() is None:
+                    return
+            if not self._poll.poll(max(0.0, until - time.monotonic()) * 1000):
                 return
             pgconn.consume_input()
 
