@@ -20,6 +20,8 @@ RUNS = 5
 Figures = dict[str, float]
 """The results of one run of one contender. Keys name the figure and its unit."""
 
+Contender = Callable[[], Figures]
+
 
 @dataclass(frozen=True, slots=True)
 class Bar:

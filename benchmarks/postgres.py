@@ -1,6 +1,7 @@
 """The Postgres server that a benchmark runs on: that of DATABASE_URL, or an embedded one.
 
-The benchmark gets a database of its own, which is dropped when it ends.
+The benchmark gets a database of its own, which is dropped when it ends. The embedded server has
+Postgres's defaults, but for ``wal_level``, which is ``logical``.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import sql
+
+READ_FROM = """
+    SELECT EXISTS (SELECT FROM pg_replication_slots WHERE database = %s AND active)
+"""
 
 
 class Postgres:
@@ -63,6 +69,10 @@ def database() -> Iterator[Postgres]:
     given = os.environ.get("DATABASE_URL")
     embedded = None if given else _embedded()
     address = given or embedded.get_uri()
+    if embedded:
+        # Workers may read changes from the write-ahead log.
+        _run(address, sql.SQL("ALTER SYSTEM SET wal_level = logical"))
+        Postgres(address, embedded=embedded).restart(how="fast")
     name = sql.Identifier(f"pgembed_benchmark_{os.getpid()}")
     _run(address, sql.SQL("CREATE DATABASE {}").format(name))
     os.environ["DATABASE_URL"] = with_name(address, f"pgembed_benchmark_{os.getpid()}")
@@ -70,7 +80,7 @@ def database() -> Iterator[Postgres]:
         yield Postgres(os.environ["DATABASE_URL"], embedded=embedded)
     finally:
         if given:
-            _run(address, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
+            _drop(address, f"pgembed_benchmark_{os.getpid()}")
             os.environ["DATABASE_URL"] = given
         else:
             del os.environ["DATABASE_URL"]
@@ -87,7 +97,7 @@ def fresh_database() -> Iterator[str]:
     try:
         yield with_name(address, name)
     finally:
-        _run(address, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+        _drop(address, name)
 
 
 def _embedded() -> Any:
@@ -103,6 +113,22 @@ def with_name(address: str, name: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, f"/{name}", parts.query, ""))
 
 
-def _run(address: str, statement: sql.Composed) -> None:
+def reads_log(url: str) -> bool:
+    """Return whether changes can be read from the server's write-ahead log."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        return connection.execute("SHOW wal_level").fetchone() == ("logical",)
+
+
+def _drop(address: str, name: str) -> None:
+    """Drop a database and its replication slots, once nobody reads from these."""
+    with psycopg.connect(address, autocommit=True) as connection:
+        # The server takes a moment to notice that a reader was killed, and FORCE ends no reader.
+        while connection.execute(READ_FROM, [name]).fetchone() == (True,):
+            time.sleep(0.02)
+        drop = sql.SQL("DROP DATABASE {} WITH (FORCE)")
+        connection.execute(drop.format(sql.Identifier(name)))
+
+
+def _run(address: str, statement: sql.SQL | sql.Composed) -> None:
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute(statement)

@@ -1,16 +1,24 @@
-"""The models of the benchmarks: one with a condition, one without, one with text keys."""
+"""The models of the benchmarks: one with a condition, one without, one with text keys.
+
+The setting CAPTURE says how changes of articles are captured. See ``benchmarks.captures``.
+"""
 
 from __future__ import annotations
 
 import uuid
 
+from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
 from pgembed_django import Chunker, embeddable
 
 
-@embeddable(fields=["title", "contents"], when=Q(is_public=True))
+@embeddable(
+    fields=["title", "contents"],
+    when=Q(is_public=True),
+    capture=getattr(settings, "CAPTURE", "trigger"),
+)
 class Article(models.Model):
     """A typical model: an integer key, two fields, a condition."""
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import psycopg
 
+from benchmarks import usage
 from benchmarks.compare import Figures
 
 FIGURE = "MB"
@@ -40,14 +39,8 @@ def of(url: str, settings: dict[str, Any], rows: int) -> Callable[[], Figures]:
                 assert worker.poll() is None, "the worker has ended"
                 time.sleep(0.2)
                 [stored] = connection.execute(STORED).fetchone() or (0,)
-            peak = _peak_bytes(worker.pid)
+            peak = usage.peak_bytes(worker.pid)
             worker.terminate()
         return {FIGURE: peak / 2**20, "rows stored": float(stored)}
 
     return measure
-
-
-def _peak_bytes(pid: int) -> int:
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found
-    return int(found[1]) * 1024
