@@ -5,9 +5,16 @@ notifies and loses writes (see docs/how-it-works.md), with pgai's trigger, with 
 notification at each save, and for INSERT with what ``trigger_level="statement"`` installs.
 ``pgbench`` saves the single rows of a table of 10,000, each in a transaction of its own. Ours is
 then measured without a worker, with a real ``embed_worker`` that sleeps when the saves begin, and
-with one that is at work, whose provider takes 200 ms. Last, comments are inserted, which the texts
-of 10,000 stories are made of. All server settings are Postgres's defaults,
-so ``fsync`` and ``synchronous_commit`` are on.
+with one that is at work, whose provider takes 200 ms.
+
+The captures that are read from the write-ahead log are "wal", a published table without triggers,
+and "message", whose triggers only write a message. Each has its slot, and is measured while nobody
+reads, and beside an ``embed_worker`` that reads and embeds: with how far it is behind once the
+saves have gone on for ``--seconds``. In bulk writes they add no job to the writer's transaction.
+
+Last, comments are inserted, which the texts of 10,000 stories are made of. The server settings are
+Postgres's defaults, so ``fsync`` and ``synchronous_commit`` are on, but for ``wal_level``, which is
+``logical`` for all.
 """
 
 from __future__ import annotations
@@ -15,15 +22,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks import compare, postgres, served
+from benchmarks import captures, compare, postgres, served
 from benchmarks.compare import Bar, Comparison
 
 LEAST_BUSY = 0.82
 MOST_BARE, MOST_UNWATCHED = 1.2, 1.05
+LEAST_READ = {8: {"wal": 0.93, "message": 0.8}, 32: {"wal": 0.93, "message": 0.7}}
+"""The least part of the saves that captures leave while nobody reads, by the number of clients."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +95,9 @@ def _measure(
         if options.only in (None, "bulk"):
             writes = bulk.Writes(table, options.rows)
             names = [
-                name for name in ("none", "bare", "pgai", "ours", "statement") if table.has(name)
+                name
+                for name in ("none", *captures.READ, "bare", "pgai", "ours", "statement")
+                if table.has(name)
             ]
             comparison = Comparison(f"{options.rows:,} rows in one statement, seconds")
             comparison.alternate(
@@ -103,12 +115,22 @@ def _measure(
 
 def _singles(saves: Any, options: argparse.Namespace) -> Comparison:
     comparison = Comparison(f"One row a transaction, {_clients(saves)}")
-    wanted = ("none", "bare", "pgai", "notify", "ours") if saves.clients > 1 else ("none", "ours")
+    others = ("bare", "pgai", "notify") if saves.clients > 1 else ()
+    wanted = ("none", *captures.READ, *others, "ours")
     names = [name for name in wanted if saves.table.has(name)]
     contenders = {_TITLES[name]: saves.of(name) for name in names}
     contenders["ours, worker idle"] = lambda: saves.beside_worker(is_busy=False)
     contenders["ours, worker busy"] = lambda: saves.beside_worker(is_busy=True)
+    read = [name for name in captures.READ if saves.table.has(name)]
+    for name in read:
+        contenders[f"{name}, a worker reads"] = partial(saves.beside_reader, name)
     comparison.alternate(contenders, runs=options.runs)
+    for name in read:
+        least = LEAST_READ.get(saves.clients, {}).get(name)
+        comparison.bars += [
+            Bar("saves/s", _TITLES[name], [_TITLES["none"]], least=least),
+            Bar("saves/s", f"{name}, a worker reads", [_TITLES["none"]]),
+        ]
     if saves.clients == 8:
         comparison.bars.append(
             Bar("saves/s", "ours, worker busy", [_TITLES["bare"]], least=LEAST_BUSY)
@@ -141,6 +163,8 @@ def _bulk_bars() -> list[Bar]:
 
 _TITLES = {
     "none": "no trigger",
+    "wal": "wal, nobody reads",
+    "message": "message, nobody reads",
     "bare": "a bare INSERT",
     "pgai": "pgai's trigger",
     "notify": "ours, and NOTIFY always",

