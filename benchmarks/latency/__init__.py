@@ -1,7 +1,8 @@
 """How long a committed row waits until another connection sees its vector.
 
 First one row at a time with an idle worker, then 20, 200 and 500 saves a second, with an embedding
-server that answers at once. Peers: a minimal hand-written loop (LISTEN, claim, embed, store), and
+server that answers at once. Ours also with the captures "wal" and "message", whose worker reads the
+write-ahead log and embeds. Peers: a minimal hand-written loop (LISTEN, claim, embed, store), and
 pgai's vectorizer worker, which polls once a second.
 """
 
@@ -20,7 +21,7 @@ import time
 import psycopg
 from psycopg import sql
 
-from benchmarks import compare, postgres
+from benchmarks import captures, compare, postgres
 from benchmarks.compare import Bar, Comparison, Figures
 from benchmarks.pipeline.server import Delay, Server
 
@@ -37,9 +38,14 @@ SELDOM = 20
 MOST_SELDOM, MOST_OFTEN = (1.5, 2.0), (2.5, 2.5)
 """The bars: p50 and p99, beside the loop by hand."""
 
+MOST_READ_MS = 50.0
+"""The bar for a capture that is read from the write-ahead log: p50 beside an idle worker."""
+
 OURS, LOOP, PGAI = "ours", "loop by hand", "pgai"
+ARTICLES = "app_article (title, contents, is_public, views)"
 CONTENDERS = {
-    OURS: ("benchmarks.pipeline", "ours", "app_article (title, contents, is_public, views)"),
+    OURS: ("benchmarks.pipeline", "ours", ARTICLES),
+    **dict.fromkeys(captures.READ, ("benchmarks.pipeline", "ours", ARTICLES)),
     LOOP: ("benchmarks.latency", "loop", "article (title, contents, is_public, views)"),
     PGAI: ("benchmarks.pipeline", "pgai", "article (title, contents, is_public, views)"),
 }
@@ -65,11 +71,13 @@ def run(options: argparse.Namespace) -> int:
         print("pgai is left out: it is not installed (dependency group: peers).")
         names.remove(PGAI)
     server = Server(Delay(), width=WIDTH)
-    comparisons = {
-        rate: Comparison(f"Saves: {rate}", bars=_bars(rate) if LOOP in names else [])
-        for rate in options.rates
-    }
-    with postgres.database():
+    with postgres.database() as database:
+        if not postgres.reads_log(database.url):
+            print("wal_level is not logical on this server: captures by the log are left out")
+            names = [name for name in names if name not in captures.READ]
+        comparisons = {
+            rate: Comparison(f"Saves: {rate}", bars=_bars(rate, names)) for rate in options.rates
+        }
         for number in range(options.runs):
             for name in names if number % 2 == 0 else reversed(names):
                 for rate, figures in _measure(name, server, options).items():
@@ -78,9 +86,13 @@ def run(options: argparse.Namespace) -> int:
     return compare.report([*comparisons.values()], options)
 
 
-def _bars(rate: str) -> list[Bar]:
+def _bars(rate: str, names: list[str]) -> list[Bar]:
     p50, p99 = MOST_SELDOM if RATES[rate] <= SELDOM else MOST_OFTEN
-    return [Bar("p50 ms", OURS, [LOOP], most=p50), Bar("p99 ms", OURS, [LOOP], most=p99)]
+    beside = [Bar("p50 ms", OURS, [LOOP], most=p50), Bar("p99 ms", OURS, [LOOP], most=p99)]
+    most = None if RATES[rate] else MOST_READ_MS
+    return (beside if {OURS, LOOP} <= set(names) else []) + [
+        Bar("p50 ms", name, [], most=most) for name in names if name in captures.READ
+    ]
 
 
 def _measure(name: str, server: Server, options: argparse.Namespace) -> dict[str, Figures]:
@@ -88,10 +100,13 @@ def _measure(name: str, server: Server, options: argparse.Namespace) -> dict[str
     package, module, table = CONTENDERS[name]
     with postgres.fresh_database() as url:
         asked = [sys.executable, "-m", package, module, server.url, str(WIDTH), "0"]
-        environment = {**os.environ, "DATABASE_URL": url}
+        capture = name if name in captures.READ else "trigger"
+        environment = {**os.environ, "DATABASE_URL": url, "CAPTURE": capture}
         subprocess.run([*asked, "fill"], env=environment, check=True)
         worker = subprocess.Popen([*asked, "embed"], env=environment, stderr=subprocess.DEVNULL)
         try:
+            if name in captures.READ:
+                captures.await_reader(url)
             saving = functools.partial(save, url, f"INSERT INTO {table} VALUES (%s, %s, true, 0)")
             saving(pause=0.02, count=WARM_UP_SAVES)
             return {rate: saving(**_pace(RATES[rate], options.seconds)) for rate in options.rates}
