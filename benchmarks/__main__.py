@@ -8,6 +8,7 @@ from importlib import import_module
 from types import ModuleType
 
 BENCHMARKS = {
+    "capture": "The write-ahead log: rows that become jobs, memory, and unrelated writes.",
     "chaos": "Kills and races: what is lost, stale, orphaned or stuck, compared with peers.",
     "chunking": "How fast texts are cut, and how many chunks stay the same after an edit.",
     "idle": "How much an idle transaction elsewhere slows down the claim.",

@@ -64,9 +64,27 @@ def test_write(tmp_path: Path) -> None:
     single, bulk, comments = found.values()
     assert {"no trigger", "a bare INSERT", "ours, no worker", "ours, worker idle"} <= single.keys()
     assert all(one["saves/s"] > 0 for runs in single.values() for one in runs)
+    assert {"wal, nobody reads", "message, nobody reads"} <= single.keys()
+    assert all("lag, s" in single[f"{name}, a worker reads"][0] for name in ("wal", "message"))
     # How many jobs there are is asserted in the benchmark.
-    assert bulk["ours, no worker"][0].keys() == bulk["no trigger"][0].keys()
+    for name in ("ours, no worker", "wal, nobody reads", "message, nobody reads"):
+        assert bulk[name][0].keys() == bulk["no trigger"][0].keys()
     assert {"no trigger", "ours, no worker", "ours, worker busy"} == comments.keys()
+
+
+def test_capture(tmp_path: Path) -> None:
+    few = ("--rows", "500", "--seconds", "1")
+
+    by_wal, by_message, same, another = run(
+        "capture", "--counts-only", *few, folder=tmp_path
+    ).values()
+
+    # How many jobs there are is asserted in the benchmark.
+    assert by_wal.keys() == by_message.keys()
+    assert all(found["rows/s"] > 0 for [found] in (*by_wal.values(), *by_message.values()))
+    for found in (same, another):
+        assert {"nobody reads", "beside a reader"} == found.keys()
+        assert "sender CPU, s a million rows" in found["beside a reader"][0]
 
 
 def test_ripples(tmp_path: Path) -> None:
@@ -150,12 +168,12 @@ def test_idle(tmp_path: Path) -> None:
 
 
 def test_latency(tmp_path: Path) -> None:
-    few = ("--rates", "20/s", "--seconds", "1", "--only", "ours", "loop by hand")
+    few = ("--rates", "20/s", "--seconds", "1", "--only", "ours", "wal", "message", "loop by hand")
 
     [rate] = run("latency", "--counts-only", *few, folder=tmp_path).values()
 
     # Each row's vector was seen, or it would not have ended.
-    assert {"ours", "loop by hand"} == rate.keys()
+    assert {"ours", "wal", "message", "loop by hand"} == rate.keys()
     assert all(0 < run["p50 ms"] <= run["p99 ms"] for [run] in rate.values())
 
 
