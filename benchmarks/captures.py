@@ -44,10 +44,9 @@ def publish(connection: psycopg.Connection, capture: str) -> None:
 
     connection.execute(END)
     if capture in READ:
-        is_wal = capture == "wal"
-        connection.execute(
-            publication.statements(Article) if is_wal else "CREATE PUBLICATION pgembed"
-        )
+        models = [Article] if capture == "wal" else []
+        for statement in publication.statements(models):
+            connection.execute(statement)
         connection.execute(BEGIN)
 
 

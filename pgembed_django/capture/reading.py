@@ -12,15 +12,16 @@ from django.db import DatabaseError
 from django.db.models.functions import Now
 
 from pgembed_django import events
-from pgembed_django.capture import pgoutput, slots
-from pgembed_django.capture.batches import Batch, Gatherer, Snapshot, Step, Target, Verb
+from pgembed_django.capture import calls, pgoutput, slots
+from pgembed_django.capture.batches import Batch, Gatherer, Snapshot, Step, Target
 from pgembed_django.capture.walsender import Stopped, Walsender
 from pgembed_django.core import database, faults, postgres
 from pgembed_django.core.adapting import AdaptiveSize, doubled, halves
+from pgembed_django.core.faults import Fault
 from pgembed_django.declaration import specs
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.spaces import reconcile
-from pgembed_django.triggers import installed, sql
+from pgembed_django.triggers import installed
 
 SETTLE_SECONDS = 30.0
 """How often to look whether all tables are published still."""
@@ -44,20 +45,6 @@ MOST_STEPS = 5000
 """How many units to enqueue in one transaction."""
 
 SNAPSHOT = "SELECT pg_current_snapshot()::text"
-
-FUNCTIONS: Mapping[Verb, str] = {
-    "enqueue": "pgembed_enqueue_all_v1",
-    "forget": "pgembed_forget_v1",
-    "forget_all": "pgembed_forget_all_v1",
-}
-STATEMENTS: Mapping[Verb, str] = {
-    "enqueue": "SELECT {function}(%(spec)s, %(keys)s::text[], %(priority)s)",
-    "forget": """
-        SELECT {function}(%(spec)s, key, %(priority)s, %(table)s)
-        FROM unnest(%(keys)s::text[]) AS gone(key)
-    """,
-    "forget_all": "SELECT {function}(%(spec)s, %(table)s)",
-}
 
 
 class Replaced(Exception):
@@ -230,14 +217,15 @@ class Reading:
                 with database.giving_way(self.using):
                     self._note(last_of.position if last_of else None, last_of and last_of.read_at)
                     for (verb, target), steps in groupby(page, key=itemgetter(0, 1)):
-                        _run(verb, target, [key for _, _, key in steps], using=self.using)
+                        calls.make(verb, target, [key for *_, key in steps], using=self.using)
             except database.Busy:
                 wait = doubled(wait, first=BUSY_SECONDS, most=MAX_BUSY_SECONDS)
                 self._rest(wait)
             except DatabaseError as error:
-                if faults.is_lost_connection(error) or faults.is_of_the_server(error):
+                fault = faults.of(error)
+                if fault is Fault.OUTAGE:
                     raise
-                if faults.may_pass(error):
+                if fault in {Fault.TOO_SLOW, Fault.PASSING}:
                     self._size.failed(len(page))
                     self._rest(BUSY_SECONDS)
                 elif len(page) < 2:
@@ -286,7 +274,7 @@ def compare(keys: Iterable[str], *, using: str) -> None:
     """Have all rows of some specs compared with their vectors."""
     for key in keys:
         if spec := specs.get(key):
-            reconcile.compare_all(spec, using=using)
+            reconcile.begin_anew(spec, using=using)
             events.tell(events.COMPARING_ALL, spec=key)
 
 
@@ -301,14 +289,3 @@ def switched_back(noted: Iterable[str], *, using: str) -> list[str]:
 
 def _target(spec: Spec) -> Target:
     return Target(spec.key, spec.priority, postgres.quoted_table(spec.embedding_model))
-
-
-def _run(verb: Verb, target: Target, keys: Sequence[str], *, using: str) -> None:
-    """Call the function that a trigger would have called in the writer's transaction."""
-    function = sql.qualified(FUNCTIONS[verb])
-    given: dict[str, Any] = {"spec": target.spec}
-    if verb != "enqueue":
-        given["table"] = target.table
-    if verb != "forget_all":
-        given |= {"priority": target.priority, "keys": list(keys)}
-    database.rows(using, STATEMENTS[verb].replace("{function}", function), **given)

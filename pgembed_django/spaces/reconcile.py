@@ -301,11 +301,11 @@ def restart(spec: Spec, scan: str, *, using: str) -> None:
     ScanCursor.objects.using(using).filter(spec=spec.key, scan=scan).update(cursor=None)
 
 
-def compare_all(spec: Spec, *, using: str) -> None:
-    """Begin all scans anew, to be continued at once: changes of any row may have been missed."""
-    cursors = ScanCursor.objects.using(using).filter(spec=spec.key, scan__in=ALL_SCANS)
-    for scan in ALL_SCANS:
+def begin_anew(spec: Spec, scans: Sequence[str] = ALL_SCANS, *, using: str) -> None:
+    """Begin scans anew, to be continued at once: changes of any row may have been missed."""
+    for scan in scans:
         begin(spec, scan, using=using)
+    cursors = ScanCursor.objects.using(using).filter(spec=spec.key, scan__in=scans)
     cursors.update(cursor=BEGUN, finished_recipe="", finished_at=None)
 
 

@@ -43,7 +43,7 @@ def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
         spaces.recognize(spec, using=using, only_exchanged=True)
         if spec.is_read_from_log:
             # What is never committed is not in the log. The rows themselves tell.
-            reconcile.compare_all(spec, using=using)
+            reconcile.begin_anew(spec, using=using)
             reconcile.reconcile_once(spec, using=using, scans=reconcile.ALL_SCANS)
     handler = EmbeddingHandler(known, using=using)
     work = Work(handler, using=using, worker_id=0, settings=conf.current(), inline=True)

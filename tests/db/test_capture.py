@@ -12,6 +12,7 @@ from django.db import connection, transaction
 from pgembed_django.capture import batches, slots
 from pgembed_django.capture.pgoutput import Emitted
 from pgembed_django.models import Job
+from pgembed_django.spaces import reconcile
 from pgembed_django.triggers import triggers
 from tests.app.models import Article, ArticleEmbedding, Note, NoteEmbedding, Page, PageEmbedding
 from tests.captures import catch_up, units, unread, watch
@@ -124,11 +125,34 @@ def test_a_row_that_gets_another_key_leaves_no_vectors_under_the_former_one(note
 
 def test_of_a_truncated_table_no_vectors_are_left(note, notes):
     execute("TRUNCATE app_note CASCADE")
-    again = Note.objects.create(body="after it")
     catch_up()
 
     assert passages(note.pk) == []
-    assert units(notes) == [str(again.pk)]
+    assert units(notes) == []
+
+
+def test_a_table_that_was_filled_again_keeps_what_is_still_right(note, notes, run_jobs):
+    gone = Note.objects.create(body="gone")
+    catch_up()
+    run_jobs()
+    with transaction.atomic():
+        execute("TRUNCATE app_note CASCADE")
+        Note.objects.create(pk=note.pk, body=note.body)
+    catch_up()
+
+    assert passages(note.pk) == ["old text"]
+    assert units(notes) == [str(note.pk)]
+    reconcile.reconcile_once(notes, using="default", scans=["orphaned"])
+    assert units(notes) == sorted([str(note.pk), str(gone.pk)])
+
+
+def test_vectors_of_a_row_that_is_there_again_are_kept(note, notes):
+    Note.objects.filter(pk=note.pk)._raw_delete("default")
+    Note.objects.create(pk=note.pk, body=note.body)
+    catch_up()
+
+    assert passages(note.pk) == ["old text"]
+    assert units(notes) == [str(note.pk)]
 
 
 def test_rows_that_are_copied_into_a_table_are_enqueued(notes):
