@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from django.db import transaction
@@ -29,23 +28,18 @@ class Leftovers:
     """What no spec needs. ``slot`` is empty if there is none, or one is needed."""
 
     slot: str
-    is_active: bool
-    """Whether something reads it. Other code may need it."""
     tables: tuple[str, ...]
     """Tables that our publication has, by their quoted names."""
     publication: bool
     """Whether our publication itself is not needed."""
 
-    def __str__(self) -> str:
-        return ", ".join(self._parts())
-
-    def _parts(self) -> Iterator[str]:
-        if self.slot:
-            yield f"the replication slot {self.slot}"
-        if self.tables:
-            yield f"{', '.join(self.tables)} in the publication {publication.OURS}"
-        if self.publication:
-            yield f"the publication {publication.OURS}"
+    @property
+    def published(self) -> str:
+        """What is in our publication, and whether that itself is left. Empty: nothing."""
+        tables = [f"{', '.join(self.tables)} in"] if self.tables else []
+        if self.publication or tables:
+            return " ".join([*tables, f"the publication {publication.OURS}"])
+        return ""
 
 
 def find(*, using: str) -> Leftovers:
@@ -58,14 +52,19 @@ def find(*, using: str) -> Leftovers:
     published = database.rows(using, TABLES, name=publication.OURS) if is_ours else []
     return Leftovers(
         slot=seen.name if seen.is_there and seen.is_ours and not is_needed else "",
-        is_active=seen.is_active,
         tables=tuple(name for name, oid in published if oid not in watched),
         publication=is_ours and seen.publication is not None and not captured,
     )
 
 
-def remove(found: Leftovers, *, using: str) -> None:
-    """Drop the slot, and take the tables out of the publication, or drop that."""
+def drop_slot(found: Leftovers, *, using: str) -> None:
+    """Drop the slot, and what is noted of it. The role has to have REPLICATION."""
+    slots.drop(found.slot, using=using)
+    ReplicationSlot.objects.using(using).filter(pk=found.slot).delete()
+
+
+def unpublish(found: Leftovers, *, using: str) -> None:
+    """Take the tables out of the publication, or drop that. The role has to own it."""
     name = sql.Identifier(publication.OURS)
     statements = [
         sql.SQL(UNPUBLISH).format(name=name, table=sql.SQL(table)) for table in found.tables
@@ -75,6 +74,3 @@ def remove(found: Leftovers, *, using: str) -> None:
     with transaction.atomic(using=using):
         for statement in statements:
             database.execute(using, statement.as_string(None))
-    if found.slot:
-        slots.drop(found.slot, using=using)
-        ReplicationSlot.objects.using(using).filter(pk=found.slot).delete()

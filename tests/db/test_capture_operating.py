@@ -16,6 +16,7 @@ from pgembed_django.capture import Streamer, slots
 from pgembed_django.capture.walsender import Walsender
 from pgembed_django.checks import check_databases
 from pgembed_django.contrib.metrics.collectors import families
+from pgembed_django.declaration import specs
 from pgembed_django.models import ReplicationSlot, Worker, publication
 from pgembed_django.ops import status
 from tests.app.models import Article, Note
@@ -186,8 +187,6 @@ def test_the_overview_tells_how_far_the_log_was_read(capture, reader):
 
 
 def test_it_costs_nothing_where_no_spec_needs_it(django_assert_num_queries):
-    from pgembed_django.declaration import specs
-
     [spec] = specs.of(Article)
 
     with django_assert_num_queries(0):
@@ -332,8 +331,6 @@ def forget(*options: str) -> str:
 
 
 def test_a_slot_that_no_spec_needs_is_forgotten(capture, monkeypatch):
-    from pgembed_django.declaration import specs
-
     spec = capture(Note, "wal")
     catch_up()
     name = slots.look(using="default").name
@@ -341,7 +338,7 @@ def test_a_slot_that_no_spec_needs_is_forgotten(capture, monkeypatch):
     monkeypatch.delitem(specs._registry, spec.key)
 
     told = forget()
-    assert f"the replication slot {name}, app_note in the publication pgembed" in told
+    assert f"  the replication slot {name}\n  app_note in the publication pgembed\n" in told
     assert slots.look(using="default").is_there
     forget("--yes")
 
@@ -352,23 +349,47 @@ def test_a_slot_that_no_spec_needs_is_forgotten(capture, monkeypatch):
 
 
 def test_a_slot_that_is_read_is_not_forgotten(capture, monkeypatch, reader):
-    from pgembed_django.declaration import specs
-
     spec = capture(Note, "wal")
     catch_up()
     reader()
     monkeypatch.delitem(specs._registry, spec.key)
 
-    with pytest.raises(CommandError, match="a worker with other code reads it"):
+    with pytest.raises(CommandError, match="A worker with other code reads it") as error:
         forget("--yes")
 
-    assert slots.look(using="default").is_active
+    assert error.value.returncode == 1
+    seen = slots.look(using="default")
+    assert seen.is_active
+    assert seen.publication is not None
     connections["default"].close()
 
 
-def test_what_others_need_stays_published(capture, monkeypatch):
-    from pgembed_django.declaration import specs
+@pytest.mark.parametrize("owns", ["publication", "slot"])
+def test_each_role_forgets_what_it_may(capture, other_role, monkeypatch, owns):
+    spec = capture(Note, "wal")
+    catch_up()
+    monkeypatch.delitem(specs._registry, spec.key)
+    if owns == "slot":
+        execute(f"ALTER ROLE {other_role} REPLICATION")
+    else:
+        execute(f"GRANT CREATE ON DATABASE {connection.settings_dict['NAME']} TO {other_role}")
+        execute(f"ALTER PUBLICATION pgembed OWNER TO {other_role}")
+    execute(f"SET SESSION AUTHORIZATION {other_role}")
+    try:
+        with pytest.raises(CommandError, match="Run it again as a role that may") as error:
+            forget("--yes")
+    finally:
+        execute("RESET SESSION AUTHORIZATION")
 
+    assert error.value.returncode == 1
+    seen = slots.look(using="default")
+    assert seen.is_there == (owns == "publication")
+    assert (seen.publication is not None) == (owns == "slot")
+    forget("--yes")
+    assert forget() == "No data is left of specs that are not declared.\n"
+
+
+def test_what_others_need_stays_published(capture, monkeypatch):
     kept, gone = capture(Note, "wal"), capture(Article, "wal")
     catch_up()
     monkeypatch.delitem(specs._registry, gone.key)

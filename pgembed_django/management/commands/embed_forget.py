@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
+from django.db import OperationalError, ProgrammingError
 
 from pgembed_django.capture import leftovers
-from pgembed_django.core import database
+from pgembed_django.core import database, faults
 from pgembed_django.declaration import specs
 from pgembed_django.ops import status
 from pgembed_django.ops.command import EmbedCommand, cannot_start
 from pgembed_django.spaces import repairs
 from pgembed_django.triggers import installed
+
+OBJECT_IN_USE = "55006"
+REMEDIES = {
+    OBJECT_IN_USE: "A worker with other code reads it. Restart it with the current one.",
+    "42501": "Run it again as a role that may. A slot takes REPLICATION, a publication its owner.",
+}
+"""What a slot or a publication cannot be dropped for, by SQLSTATE."""
 
 
 class Command(EmbedCommand):
@@ -39,10 +47,11 @@ class Command(EmbedCommand):
             )
         left = self._chosen(options["specs"])
         others = None if options["specs"] else leftovers.find(using=self.using)
-        if not left and not (others and str(others)):
+        if not (left or (others and (others.slot or others.published))):
             self.stdout.write("No data is left of specs that are not declared.")
             return
         used = {key: reason for key in left if (reason := self._used_by(key))}
+        kept: list[str] = []
         for key, rows in left.items():
             self.stdout.write(self.style.MIGRATE_HEADING(key))
             told = ", ".join(f"{number:,} {what}" for what, number in rows.items())
@@ -53,24 +62,35 @@ class Command(EmbedCommand):
                 except database.Busy:
                     used[key] = "an open transaction has some of its jobs. Run it again"
             self.stdout.write(f"  {told}")
-        if others and str(others):
-            self._tell_of_capture(others, used, is_deleted=options["yes"])
-        if used:
-            raise CommandError("\n".join(f"{key} is in use: {used[key]}." for key in used))
+        if others and (others.slot or others.published):
+            kept = list(self._forget_capture(others, is_deleted=options["yes"]))
+        if used or kept:
+            in_use = (f"{key} is in use: {reason}." for key, reason in used.items())
+            raise CommandError("\n".join([*in_use, *kept]))
         if not options["yes"]:
             self.stdout.write("Nothing was deleted. Pass --yes to delete it.")
 
-    def _tell_of_capture(
-        self, others: leftovers.Leftovers, used: dict[str, str], *, is_deleted: bool
-    ) -> None:
+    def _forget_capture(self, others: leftovers.Leftovers, *, is_deleted: bool) -> Iterator[str]:
+        """Delete what is left of captures, if asked to. Yield why something stays."""
         self.stdout.write(self.style.MIGRATE_HEADING("Write-ahead log"))
-        told = str(others)
-        if is_deleted and others.slot and others.is_active:
-            used[others.slot] = "a worker with other code reads it. Restart it with the current one"
-        elif is_deleted:
-            leftovers.remove(others, using=self.using)
-            told = f"deleted: {told}"
-        self.stdout.write(f"  {told}")
+        for what, delete in (
+            (others.slot and f"the replication slot {others.slot}", leftovers.drop_slot),
+            (others.published, leftovers.unpublish),
+        ):
+            if not what:
+                continue
+            told, state = what, ""
+            if is_deleted:
+                try:
+                    delete(others, using=self.using)
+                    told = f"deleted: {what}"
+                except (OperationalError, ProgrammingError) as error:
+                    if (state := faults.sqlstate(error)) not in REMEDIES:
+                        raise
+                    yield f"{what} is left: {faults.said(error)}. {REMEDIES[state]}"
+            self.stdout.write(f"  {told}")
+            if state == OBJECT_IN_USE:
+                return  # what is published is read, too
 
     def _chosen(self, keys: list[str] | None) -> Mapping[str, Mapping[str, int]]:
         left = repairs.left_of_undeclared(using=self.using)
