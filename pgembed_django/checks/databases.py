@@ -216,6 +216,7 @@ def _extension(alias: str) -> Iterator[CheckMessage]:
 def _conditions(alias: str) -> Iterator[CheckMessage]:
     """Yield an error for each comparison that fails whatever row is written, and its write."""
     for spec in _writable(alias).values():
+        what = "each read of its rows" if spec.capture == "wal" else "each write"
         for trial in conditions.trials(spec.tested, model=spec.model):
             try:
                 with transaction.atomic(using=alias):
@@ -224,7 +225,7 @@ def _conditions(alias: str) -> Iterator[CheckMessage]:
                 if not isinstance(error.__cause__, WRITES_FAIL_WITH):
                     continue
                 yield Error(
-                    f"{spec}: its condition fails, and each write would fail with it: {error}",
+                    f"{spec}: its condition fails, and {what} would fail with it: {error}",
                     hint="Correct it, then run makemigrations and migrate.",
                     id="pgembed.E022",
                 )
