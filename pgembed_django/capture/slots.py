@@ -37,7 +37,8 @@ SEEN = """
         CASE
             WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
             ELSE pg_current_wal_flush_lsn()
-        END - '0/0'::pg_lsn
+        END - '0/0'::pg_lsn,
+        pg_is_in_recovery()
     FROM (
         SELECT 'pgembed_' || oid AS name
         FROM pg_database
@@ -45,6 +46,23 @@ SEEN = """
     ) AS ours
     LEFT JOIN pg_replication_slots AS slot
       ON slot_name = ours.name
+"""
+
+# Amazon RDS gives its users the right by a role.
+WITHOUT_RIGHT = """
+    SELECT rolname
+    FROM pg_roles
+    WHERE rolname IN (session_user, current_user)
+      AND NOT (
+            rolsuper
+            OR rolreplication
+            OR EXISTS (
+                SELECT
+                FROM pg_roles AS rds
+                WHERE rds.rolname = 'rds_replication'
+                  AND pg_has_role(pg_roles.oid, rds.oid, 'MEMBER')
+            )
+      )
 """
 
 # For each table, what would be another one if it was taken out and put in again, or NULL if not all
@@ -97,11 +115,13 @@ class Seen:
     """The oid of the publication, if there is one."""
     end: int
     """The end of the log."""
+    is_standby: bool
+    """Whether the server is one. Then the slot and its settings are those of another server."""
 
     @property
     def problem(self) -> str:
         """Return why nothing can be read, and the remedy. Empty: nothing is known to hinder it."""
-        if self.wal_level != "logical":
+        if self.wal_level != "logical" and not self.is_standby:
             return (
                 f"wal_level is {self.wal_level!r}. Set it to 'logical' in the server's "
                 "configuration, and restart the server."
@@ -126,9 +146,10 @@ def captured(using: str) -> list[Spec]:
 
 def look(*, using: str) -> Seen:
     """Return the slot and the server as they are now."""
-    [[name, is_there, is_ours, is_active, is_lost, confirmed, level, is_unlimited, oid, end]] = (
-        database.rows(using, SEEN, publication=publication.name())
+    [[name, is_there, is_ours, is_active, is_lost, confirmed, level, *others]] = database.rows(
+        using, SEEN, publication=publication.name()
     )
+    is_unlimited, oid, end, is_standby = others
     return Seen(
         name=name,
         is_there=is_there,
@@ -140,7 +161,18 @@ def look(*, using: str) -> Seen:
         is_unlimited=is_unlimited,
         publication=oid,
         end=int(end or 0),
+        is_standby=is_standby,
     )
+
+
+def lacking_right(*, using: str) -> str:
+    """Return what the role of this session lacks to read the log, and the remedy. Or nothing."""
+    for [role] in database.rows(using, WITHOUT_RIGHT):
+        return (
+            f"The role {role} may not replicate. Run ALTER ROLE {role} REPLICATION. On Amazon "
+            f"RDS: GRANT rds_replication TO {role}."
+        )
+    return ""
 
 
 def published(wanted: Iterable[Spec], *, using: str) -> dict[str, str]:

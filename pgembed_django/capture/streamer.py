@@ -100,7 +100,7 @@ class Streamer:
             if error.sqlstate == UNDEFINED_OBJECT and "publication" in str(error):
                 # It was made later than changes that are yet to be read.
                 slots.begin_anew(seen.name, self._holder, using=self.using, position=None)
-            self._refuse(seen, str(error))
+            self._refuse(seen, f"{error} {slots.lacking_right(using=self.using)}".strip())
         except (Stopped, Replaced):
             """Another worker reads on, or later this one."""
         return 0

@@ -42,7 +42,7 @@ class Refused(Exception):
     """The server does not let us read. ``sqlstate`` and the message are the server's."""
 
     def __init__(self, message: str, sqlstate: str = "") -> None:
-        super().__init__(message.strip())
+        super().__init__(" ".join(message.split()))
         self.sqlstate = sqlstate
 
 

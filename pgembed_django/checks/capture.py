@@ -8,35 +8,19 @@ from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 
 from pgembed_django import conf
 from pgembed_django.capture import slots
-from pgembed_django.core import database
 from pgembed_django.declaration import specs
 from pgembed_django.ops.capture import faults, lost_identities
-
-# Amazon RDS gives its users the right by a role.
-MAY_REPLICATE = """
-    SELECT
-        rolname,
-        rolsuper
-            OR rolreplication
-            OR EXISTS (
-                SELECT
-                FROM pg_roles AS rds
-                WHERE rds.rolname = 'rds_replication'
-                  AND pg_has_role(pg_roles.oid, rds.oid, 'MEMBER')
-            )
-    FROM pg_roles
-    WHERE rolname IN (session_user, current_user)
-    ORDER BY 2
-    LIMIT 1
-"""
 
 
 def check_capture(alias: str, *, may_be_migrated: Callable[[str], bool]) -> Iterator[CheckMessage]:
     """Yield what keeps changes from being read. Migrations that have yet to run may mend some."""
     captured = [spec for spec in specs.written_to(alias) if spec.is_read_from_log]
     seen = slots.look(using=alias)
+    if seen.is_standby:
+        return  # the slot and its settings are the primary's
     if not captured:
-        if seen.is_there and not slots.awaiting(seen.name, using=alias):
+        is_unread = seen.is_ours and not seen.is_active
+        if is_unread and not slots.awaiting(seen.name, using=alias):
             yield Warning(
                 f"The replication slot {seen.name} of database {alias!r} is read by nobody, and "
                 "keeps the server from removing its write-ahead log.",
@@ -83,11 +67,10 @@ def check_capture(alias: str, *, may_be_migrated: Callable[[str], bool]) -> Iter
 def _role(alias: str) -> Iterator[CheckMessage]:
     if (conf.current().worker_database or alias) != alias:
         return  # workers use another one
-    [[role, may_replicate]] = database.rows(alias, MAY_REPLICATE)
-    if not may_replicate:
+    if lacking := slots.lacking_right(using=alias):
         yield Warning(
-            f"The role {role} of database {alias!r} may not read the write-ahead log.",
-            hint=f"If workers use it: ALTER ROLE {role} REPLICATION. On Amazon RDS: GRANT "
-            f"rds_replication TO {role}.",
+            f"If workers use the role of this connection, they cannot read the write-ahead log of "
+            f"database {alias!r}.",
+            hint=lacking,
             id="pgembed.W018",
         )

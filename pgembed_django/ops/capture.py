@@ -18,16 +18,25 @@ from pgembed_django.models import publication
 IDENTITIES = """
     SELECT {spec}, is_usable IS NOT TRUE AND NOT (is_full AND is_whole)
     FROM ({identity}) AS identity
-    CROSS JOIN (
-        SELECT NOT EXISTS (
-            SELECT FROM pg_publication_rel
-            JOIN pg_publication ON pg_publication.oid = prpubid
-            WHERE pubname = {publication}
-              AND prrelid = to_regclass({table})
-              AND prattrs IS NOT NULL
-        ) AS is_whole
+    JOIN (
+        SELECT rel.prattrs IS NULL AS is_whole
+        FROM pg_class AS source
+        JOIN pg_namespace ON pg_namespace.oid = relnamespace
+        JOIN pg_publication_tables AS published
+          ON schemaname = nspname
+         AND tablename = relname
+        JOIN pg_publication AS publication USING (pubname)
+        LEFT JOIN pg_publication_rel AS rel
+          ON prpubid = publication.oid
+         AND prrelid = source.oid
+        WHERE pubname = {publication}
+          AND source.oid = to_regclass({table})
     ) AS published
+      ON true
 """
+
+STANDBY_SECONDS = 60.0
+"""A standby does not show who reads. A worker did if it noted so at most that long ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,19 +65,21 @@ def read_capture(specs: Sequence[Spec], *, using: str, now: datetime) -> Capture
         return None
     seen = slots.look(using=using)
     noted = slots.note(seen.name, using=using)
-    lag: tuple[int | None, float | None] = None, None
+    lag_bytes, lag_seconds = None, None
     if noted and noted.position is not None:
         lag_bytes = max(0, seen.end - noted.position)
         is_at_end = seen.is_active and lag_bytes < slots.AT_ONCE
-        lag = lag_bytes, 0.0 if is_at_end else max(0.0, seconds_between(noted.read_at, now))
+        lag_seconds = 0.0 if is_at_end else max(0.0, seconds_between(noted.read_at, now))
     marks = noted.specs if noted else {}
     is_read = seen.is_active and seen.is_ours
+    if seen.is_standby and noted and lag_seconds is not None:
+        is_read = lag_seconds < STANDBY_SECONDS and not noted.problem
     return CaptureStatus(
         slot=seen.name,
         is_read=is_read,
         problem="" if is_read else seen.problem or (noted.problem if noted else ""),
-        lag_bytes=lag[0],
-        lag_seconds=lag[1],
+        lag_bytes=lag_bytes,
+        lag_seconds=lag_seconds,
         faults=dict(faults(captured, using=using)) if seen.publication else {},
         gaps=tuple(spec.key for spec in captured if marks.get(spec.key) is None),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -19,8 +20,10 @@ from pgembed_django.contrib.metrics.collectors import families
 from pgembed_django.declaration import specs
 from pgembed_django.models import ReplicationSlot, Worker, publication
 from pgembed_django.ops import status
+from tests import postgres
 from tests.app.models import Article, Note
 from tests.captures import catch_up
+from tests.conftest import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -72,6 +75,24 @@ def other_role() -> Iterator[str]:
     execute(f"DROP ROLE {role}")
 
 
+@pytest.fixture
+def at(monkeypatch) -> Callable[..., Any]:
+    """Connect by other settings for a while."""
+
+    @contextmanager
+    def connected(**settings: str) -> Iterator[None]:
+        wrapper = connections["default"]
+        wrapper.close()
+        with monkeypatch.context() as patch:
+            patch.setattr(wrapper, "settings_dict", {**wrapper.settings_dict, **settings})
+            try:
+                yield
+            finally:
+                wrapper.close()
+
+    return connected
+
+
 def verdict(spec: Any) -> status.Verdict:
     Worker.objects.get_or_create(host="here", pid=7, version="1", specs=[spec.key])
     [one] = status.overview(specs=[spec], using="default").specs
@@ -106,6 +127,37 @@ def test_a_lost_replica_identity_is_an_error(capture, identity):
         assert verdict(spec).reason.count("The replica identity of app_note") == 1
     finally:
         execute("ALTER TABLE app_note REPLICA IDENTITY DEFAULT")
+
+
+@pytest.mark.parametrize("identity", ["FULL", "NOTHING"])
+def test_a_migration_may_mend_an_identity_before_it_publishes_the_table(capture, identity):
+    capture(Note, "wal")
+    execute("ALTER PUBLICATION pgembed DROP TABLE app_note")
+    execute(f"ALTER TABLE app_note REPLICA IDENTITY {identity}")
+    try:
+        Note.objects.create(body="old")
+        Note.objects.update(body="new")
+
+        assert found().keys() == {"pgembed.W019"}  # no error, which would keep it from running
+    finally:
+        execute("ALTER TABLE app_note REPLICA IDENTITY DEFAULT")
+
+
+def test_a_table_that_is_published_whole_may_tell_all_columns(capture, settings):
+    spec = capture(Note, "wal")
+    settings.PGEMBED_PUBLICATION = "theirs"
+    execute("CREATE PUBLICATION theirs FOR ALL TABLES")
+    execute("ALTER TABLE app_note REPLICA IDENTITY FULL")
+    try:
+        assert found() == {}
+        assert verdict(spec).reason.count("identity") == 0
+
+        execute("ALTER TABLE app_note REPLICA IDENTITY NOTHING")
+
+        assert found().keys() == {"pgembed.E028"}
+    finally:
+        execute("ALTER TABLE app_note REPLICA IDENTITY DEFAULT")
+        execute("DROP PUBLICATION theirs")
 
 
 def test_a_table_that_was_taken_out_of_the_publication_is_warned_of(capture):
@@ -146,6 +198,27 @@ def test_a_role_that_may_not_replicate_is_warned_of(capture, other_role, connect
     assert f"ALTER ROLE {other_role} REPLICATION" in message
 
 
+def test_a_worker_whose_role_may_not_replicate_says_what_to_do(capture, other_role, at):
+    capture(Note, "wal")
+    with at(USER=other_role, PASSWORD="x"):
+        catch_up()
+
+    [noted] = ReplicationSlot.objects.all()
+    assert noted.problem.endswith(f"GRANT rds_replication TO {other_role}.")
+
+
+def test_a_role_that_rds_lets_replicate_is_not_warned_of(capture, other_role):
+    capture(Note, "wal")
+    execute("CREATE ROLE rds_replication")
+    execute(f"GRANT rds_replication TO {other_role}")
+    execute(f"SET SESSION AUTHORIZATION {other_role}")
+    try:
+        assert found() == {}
+    finally:
+        execute("RESET SESSION AUTHORIZATION")
+        execute("DROP ROLE rds_replication")
+
+
 def test_a_slot_of_another_kind_is_warned_of_and_left_alone(capture):
     spec = capture(Note, "wal")
     name = slots.look(using="default").name
@@ -166,6 +239,21 @@ def test_a_slot_that_no_spec_needs_is_warned_of(capture):
         assert "embed_forget" in found()["pgembed.W021"]
     finally:
         slots.drop(name, using="default")
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_only_a_slot_that_embed_forget_may_drop_is_told_of(capture, reader, monkeypatch, is_read):
+    spec = capture(Note, "wal")
+    if is_read:
+        catch_up()
+        reader()
+    else:
+        name = slots.look(using="default").name
+        execute(f"SELECT pg_create_physical_replication_slot('{name}')")
+    monkeypatch.delitem(specs._registry, spec.key)
+
+    assert found() == {}
+    connection.close()
 
 
 # Status
@@ -399,3 +487,43 @@ def test_what_others_need_stays_published(capture, monkeypatch):
     assert slots.look(using="default").is_there
     assert list(slots.published([kept], using="default")) == [kept.key]
     assert not slots.published([gone], using="default")
+
+
+# Other servers
+
+
+@pytest.mark.live
+@pytest.mark.skipif(bool(postgres.GIVEN), reason="it is not ours to copy")
+def test_a_server_with_too_little_in_its_log_is_told_of(capture, at):
+    spec = capture(Note, "wal")
+
+    with postgres.copied(wal_level="replica") as folder, at(HOST=str(folder), PORT=""):
+        Note.objects.create(body="writers are not disturbed")
+        catch_up()
+
+        assert "wal_level is 'replica'. Set it to 'logical'" in found()["pgembed.W018"]
+        assert "wal_level is 'replica'. Set it to 'logical'" in verdict(spec).reason
+
+
+@pytest.mark.live
+@pytest.mark.skipif(bool(postgres.GIVEN), reason="it is not ours to copy")
+def test_a_standby_tells_how_far_the_primary_was_read(capture, at):
+    spec = capture(Note, "wal")
+    catch_up()
+    slot = slots.look(using="default").name
+
+    with postgres.copied("-R", hot_standby="on", wal_level="replica") as folder:
+        with at(HOST=str(folder), PORT=""):
+            seen = status.overview(specs=[spec], using="default").capture
+            assert found() == {}
+
+        assert seen is not None
+        assert (seen.slot, seen.is_read, seen.problem, seen.faults) == (slot, True, "", {})
+        assert seen.lag_bytes is not None
+        ReplicationSlot.objects.update(read_at="2026-01-01T00:00:00Z")
+
+        def is_read() -> bool:
+            with at(HOST=str(folder), PORT=""):
+                return status.overview(specs=[spec], using="default").capture.is_read
+
+        wait_until(lambda: not is_read(), seconds=10)
