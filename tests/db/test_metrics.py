@@ -80,8 +80,9 @@ def scrape_queue() -> Callable[..., float | None]:
 
 
 def test_every_metric_is_in_the_docs_with_its_type_and_labels_and_no_other(
-    shown, provider, make_article, run_jobs
+    shown, provider, make_article, run_jobs, capture
 ):
+    capture(Note, "wal")
     make_article()
     run_jobs()
     WorkerRow.objects.create(host="here", pid=7, version="1", specs=[KEY])
