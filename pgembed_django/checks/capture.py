@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
+from django.db import DEFAULT_DB_ALIAS, OperationalError
 
 from pgembed_django import conf
 from pgembed_django.capture import slots
@@ -65,12 +67,14 @@ def check_capture(alias: str, *, may_be_migrated: Callable[[str], bool]) -> Iter
 
 
 def _role(alias: str) -> Iterator[CheckMessage]:
-    if (conf.current().worker_database or alias) != alias:
-        return  # workers use another one
-    if lacking := slots.lacking_right(using=alias):
-        yield Warning(
-            f"If workers use the role of this connection, they cannot read the write-ahead log of "
-            f"database {alias!r}.",
-            hint=lacking,
-            id="pgembed.W018",
-        )
+    if alias == DEFAULT_DB_ALIAS:
+        alias = conf.current().worker_database or alias  # as embed_worker does
+    # Where this runs, the direct alias of workers may be out of reach.
+    with suppress(OperationalError):
+        if lacking := slots.lacking_right(using=alias):
+            yield Warning(
+                "If workers use the role of this connection, they cannot read the write-ahead log "
+                f"of database {alias!r}.",
+                hint=lacking,
+                id="pgembed.W018",
+            )

@@ -207,6 +207,28 @@ def test_a_worker_whose_role_may_not_replicate_says_what_to_do(capture, other_ro
     assert noted.problem.endswith(f"GRANT rds_replication TO {other_role}.")
 
 
+@pytest.mark.parametrize("is_up", [True, False])
+def test_the_role_of_the_workers_own_alias_is_looked_at(capture, other_role, settings, is_up):
+    capture(Note, "wal")
+    given = connections["default"].settings_dict
+    connections.settings["direct"] = {**given, "USER": other_role, "PASSWORD": "x"}
+    connections["direct"].connect()
+    if not is_up:
+        execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            f"WHERE usename = '{other_role}'"
+        )
+    settings.PGEMBED_WORKER_DATABASE = "direct"
+    try:
+        messages = found()
+    finally:
+        connections["direct"].close()
+        del connections["direct"], connections.settings["direct"]
+
+    assert ("pgembed.W018" in messages) == is_up
+    assert "pgembed.E010" not in messages
+
+
 def test_a_role_that_rds_lets_replicate_is_not_warned_of(capture, other_role):
     capture(Note, "wal")
     execute("CREATE ROLE rds_replication")
