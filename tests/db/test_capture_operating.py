@@ -412,6 +412,19 @@ def test_the_owner_of_the_tables_can_publish_them(capture, settings):
         execute("DROP PUBLICATION theirs")
 
 
+def test_what_is_missing_in_the_publication_is_added(capture):
+    capture(Note, "wal")
+    capture(Article, "message")
+    execute("ALTER PUBLICATION pgembed DROP TABLE app_note")
+    out = io.StringIO()
+
+    call_command("embed_publication", stdout=out)
+    execute(out.getvalue())
+    execute(out.getvalue())
+
+    assert found() == {}
+
+
 def test_there_is_nothing_to_publish_without_a_capture(transactional_db):
     with pytest.raises(CommandError, match="None of these specs has capture") as error:
         call_command("embed_publication")
