@@ -32,6 +32,13 @@ JOIN_SECONDS = 10.0
 NOTE_SECONDS = 10.0
 """How often to note the position while there is nothing to enqueue."""
 
+PAUSE_SECONDS = 0.005
+"""How long to let the server go on, after it has sent nothing but how far it is.
+
+It does so at each commit that is of no interest. To wake up for each would cost as much as to
+enqueue.
+"""
+
 UNSEEN_SECONDS = 0.002
 MAX_UNSEEN_SECONDS = 0.1
 """How long to wait for transactions that are committed and not yet visible."""
@@ -92,6 +99,7 @@ class Reading:
                 raise Stopped
             if time.monotonic() >= self._settled_at + SETTLE_SECONDS or self._joining:
                 self._settle()
+            before = self._arrived
             for piece in self.sender.pieces():
                 self._take(piece)
                 if self._gatherer.batch.is_full:
@@ -100,6 +108,8 @@ class Reading:
             else:
                 if self._gatherer.batch.position is not None:
                     self._flush()
+                elif self._arrived > before:
+                    time.sleep(PAUSE_SECONDS)
             if not self._gatherer.is_inside:
                 self._note_idle(is_last=until is not None and self._arrived >= until)
             self.sender.keep_alive(self.position)
