@@ -26,7 +26,7 @@ from benchmarks import captures, compare, pgbench, postgres, usage
 from benchmarks.capture.reader import Reader, Sender, await_sender
 from benchmarks.compare import Bar, Comparison, Figures
 
-LEAST_ROWS, LEAST_UNRELATED, MOST_MEMORY = 20_000, 0.95, 1.2
+LEAST_ROWS, LEAST_UNRELATED, MOST_MEMORY = 20_000, 0.9, 1.2
 CLIENTS = 8
 
 INSERT = """
