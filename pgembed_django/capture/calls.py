@@ -1,4 +1,4 @@
-"""Call the functions that triggers call in the writer's transaction, some time after its commit.
+"""Do what triggers do in the writer's transaction, some time after its commit.
 
 By then a row may be there again. Vectors that are still right are kept: it would cost a provider to
 make them again. So of rows that are gone, only those are forgotten that still are.
@@ -26,11 +26,8 @@ CALLS: Mapping[Verb, tuple[str, str]] = {
         "SELECT {function}(%(spec)s, %(keys)s::text[], %(priority)s)",
     ),
     "forget": (
-        "pgembed_forget_v1",
-        """
-            SELECT {function}(%(spec)s, key, %(priority)s, %(table)s)
-            FROM unnest(%(keys)s::text[]) AS gone(key)
-        """,
+        "pgembed_forget_units_v1",
+        "SELECT {function}(%(spec)s, %(keys)s::text[], %(priority)s, %(table)s)",
     ),
     "forget_all": ("pgembed_forget_all_v1", "SELECT {function}(%(spec)s, %(table)s)"),
 }

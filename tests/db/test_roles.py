@@ -221,6 +221,7 @@ class TestWeb:
                 {as_whom("pg_temp.spring()", "trigger")};
                 CREATE TRIGGER spring BEFORE DELETE ON bait EXECUTE FUNCTION pg_temp.spring();
                 SELECT pgembed_forget_v1('app.ArticleEmbedding', '1', 0, 'pg_temp.bait');
+                SELECT pgembed_forget_units_v1('app.ArticleEmbedding', '{{1}}', 0, 'pg_temp.bait');
                 SELECT pgembed_forget_all_v1('app.ArticleEmbedding', 'pg_temp.bait');
                 """
             )

@@ -46,6 +46,7 @@ def test_only_embedding_tables_are_deleted_from_and_no_writer_is_stopped(table: 
     call("pgembed_enqueue_v1", "app.S", "1", 0)
 
     call("pgembed_forget_v1", "app.S", "2", 0, table)
+    call("pgembed_forget_units_v1", "app.S", ["2", "3"], 0, table)
     call("pgembed_forget_all_v1", "app.T", table)
 
     assert Job.objects.filter(source_pk="1").exists()
@@ -61,14 +62,28 @@ def test_a_key_of_an_extensions_type_is_compared_with_the_types_own_operator() -
                 source_id vector PRIMARY KEY, space_id bigint, chunk_digest bytea,
                 text_digest bytea, embedding vector
             );
-            INSERT INTO chunks (source_id) VALUES ('[1,2]'), ('[3,4]')
+            INSERT INTO chunks (source_id) VALUES ('[1,2]'), ('[3,4]'), ('[5,6]'), ('[7,8]')
             """
         )
 
         call("pgembed_forget_v1", "app.S", "[1,2]", 0, "chunks")
+        call("pgembed_forget_units_v1", "app.S", ["[5,6]", "[7,8]"], 0, "chunks")
 
         cursor.execute("SELECT source_id::text FROM chunks")
         assert cursor.fetchall() == [("[3,4]",)]
+
+
+@pytest.mark.django_db
+def test_of_many_units_those_are_forgotten_whose_keys_their_table_can_hold() -> None:
+    gone, kept = (Note.objects.create(body=body) for body in ("gone", "kept"))
+    run_jobs()
+    keys = ["no uuid", str(gone.pk), str(gone.pk), "9" * 30]
+
+    call("pgembed_forget_units_v1", "app.NoteEmbedding", keys, 5, "app_noteembedding")
+
+    assert set(NoteEmbedding.objects.values_list("source_id", flat=True)) == {kept.pk}
+    pending = Job.objects.filter(status="pending", priority=5)
+    assert set(pending.values_list("source_pk", flat=True)) == set(keys)
 
 
 @pytest.mark.django_db
@@ -99,6 +114,9 @@ def test_settings_of_a_role_that_change_how_sql_is_read_stop_no_writer(conflict:
         cursor.execute("SET LOCAL search_path = public")
     call("pgembed_enqueue_all_v1", "app.S", ["NULL", "it's"], 0)
     call("pgembed_forget_v1", "app.NoteEmbedding", "no uuid", 0, '"app_noteembedding"')
+    several = ["NULL", "it's", "", "\\", "\\"]
+    call("pgembed_forget_units_v1", "app.PageEmbedding", several, 0, "app_pageembedding")
+    call("pgembed_forget_units_v1", "app.NoteEmbedding", several, 0, "app_noteembedding")
     call("pgembed_forget_all_v1", "app.NoteEmbedding", "app_noteembedding")
 
     assert set(Job.objects.filter(spec="app.S").values_list("source_pk", flat=True)) == {

@@ -50,6 +50,7 @@ FUNCTIONS = {
     "pgembed_enqueue_v1": "text, text, integer",
     "pgembed_enqueue_all_v1": "text, text[], integer",
     "pgembed_forget_v1": "text, text, integer, text",
+    "pgembed_forget_units_v1": "text, text[], integer, text",
     "pgembed_forget_all_v1": "text, text",
     "pgembed_ripple_v1": "text, text, text[]",
     "pgembed_enqueue_task_v1": (
@@ -71,6 +72,10 @@ PARTS = (
     "enqueue_end_v1",
     "nudge_v1",
     "embedding_table_v1",
+    "forget_end_v1",
+    "forget_key_type_v1",
+    "forget_is_a_key_v1",
+    "forget_equals_v1",
     "plain_call_v1",
     "task_problem_v1",
 )

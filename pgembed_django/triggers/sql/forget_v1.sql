@@ -27,17 +27,7 @@ BEGIN
     -- the writer's snapshot (REPEATABLE READ) is older than the commit that stored them.
     INSERT INTO {tables}.pgembed_job AS job (spec, source_pk, priority)
     VALUES (unit_spec, unit_source_pk, lane)
-    ON CONFLICT (spec, source_pk) WHERE status = 'pending'
-    DO UPDATE SET
-        run_at = LEAST(job.run_at, excluded.run_at),
-        attempts = 0,
-        crashes = 0,
-        outages = 0,
-        last_error = ''
-    WHERE job.run_at > excluded.run_at
-       OR job.attempts > 0
-       OR job.crashes > 0
-       OR job.outages > 0;
+    {forget_end_v1}
 
     -- Then delete the running job. This waits for a worker that is storing vectors at this
     -- moment, and takes the lease from one that would store them later.
@@ -53,47 +43,13 @@ BEGIN
     -- open spaces (the role that migrated, or a worker's role), and which is not temporary,
     -- as the application's role may be allowed to create temporary tables. If the table is
     -- gone, there is nothing to delete, and no reason to stop the writer.
-    SELECT max(atttypid) FILTER (WHERE attname = 'source_id')
-    INTO key_type
-    FROM pg_attribute
-    JOIN pg_class ON pg_class.oid = attrelid
-    WHERE attrelid = chunks
-      AND attname IN ('source_id', 'space_id', 'chunk_digest', 'text_digest', 'embedding')
-      AND relpersistence <> 't'
-      AND has_table_privilege(relowner, {space}::regclass, 'INSERT')
-    HAVING count(*) = 5;
+    {forget_key_type_v1}
 
     -- Another column may have become the key while source_id still has the former key's
     -- type. A key that source_id cannot hold has no chunks.
-    is_a_key := CASE
-        WHEN key_type = 'uuid'::regtype
-        THEN length(unit_source_pk) = 36 AND unit_source_pk ~ '^[0-9a-f-]+$'
-        WHEN key_type IN ('smallint'::regtype, 'integer'::regtype, 'bigint'::regtype)
-         AND unit_source_pk !~ '^-?[0-9]+$'
-        THEN false
-        WHEN key_type = 'smallint'::regtype
-        THEN unit_source_pk::numeric BETWEEN '-32768' AND '32767'
-        WHEN key_type = 'integer'::regtype
-        THEN unit_source_pk::numeric BETWEEN '-2147483648' AND '2147483647'
-        WHEN key_type = 'bigint'::regtype
-        THEN unit_source_pk::numeric BETWEEN '-9223372036854775808' AND '9223372036854775807'
-        ELSE key_type IS NOT NULL
-    END;
+    is_a_key := {forget_is_a_key_v1};
     IF is_a_key THEN
-        -- The search_path has no operators of extensions. citext, for instance, brings its own,
-        -- and an index that only this one uses.
-        IF key_type >= 16384 THEN
-            SELECT COALESCE(max(format('OPERATOR(%s)', amopopr::regoper)), '=')
-            INTO equals
-            FROM pg_opclass
-            JOIN pg_amop ON amopfamily = opcfamily
-            WHERE opcintype = key_type
-              AND opcdefault
-              AND opcmethod = (SELECT oid FROM pg_am WHERE amname = 'btree')
-              AND amoplefttype = key_type
-              AND amoprighttype = key_type
-              AND amopstrategy = 3;
-        END IF;
+        {forget_equals_v1}
         EXECUTE format('DELETE FROM %s WHERE source_id %s %L', chunks, equals, unit_source_pk);
     END IF;
 
