@@ -95,8 +95,8 @@ def _rows(capture: str, options: argparse.Namespace) -> Comparison:
     comparison = Comparison(f"{rows:,} rows become jobs, capture: {capture}")
     comparison.alternate(contenders, runs=options.runs)
     large = next(iter(sizes))
-    comparison.bars += [Bar("rows/s", name, [], least=LEAST_ROWS) for name in sizes]
-    comparison.bars += [Bar("rows/s", DELETED, []), Bar("MB", large, [many], most=MOST_MEMORY)]
+    comparison.bars += [Bar("rows/s", name, [], least=LEAST_ROWS) for name in contenders]
+    comparison.bars.append(Bar("MB", large, [many], most=MOST_MEMORY))
     return comparison
 
 
