@@ -53,6 +53,8 @@ MOST_STEPS = 5000
 
 SNAPSHOT = "SELECT pg_current_snapshot()::text"
 
+NUMBER = "SELECT pg_current_xact_id()::text"
+
 
 class Replaced(Exception):
     """Another worker reads by now."""
@@ -159,13 +161,12 @@ class Reading:
         }
         back = switched_back(before, using=self.using)
         new = {key: mark for key, mark in published.items() if covered.get(key) is None}
-        snapshot = self._snapshot()
+        following = self._following() if new.keys() - self._joining else 0
         self._joining = {
-            key: self._joining.get(key, (mark, snapshot.next)) for key, mark in new.items()
+            key: self._joining.get(key, (mark, following)) for key, mark in new.items()
         }
-        ready = {
-            key: mark for key, (mark, since) in self._joining.items() if snapshot.oldest >= since
-        }
+        oldest = self._snapshot().oldest
+        ready = {key: mark for key, (mark, since) in self._joining.items() if oldest >= since}
         for key in [key for key, mark in before.items() if mark != covered[key]]:
             events.tell(events.CAPTURE_LOST, spec=key)
         covered = {key: mark for key, mark in covered.items() if key not in back}
@@ -175,6 +176,14 @@ class Reading:
             self._cover(covered)
         self._joining = {key: one for key, one in self._joining.items() if key not in ready}
         self._settled_at = time.monotonic()
+
+    def _following(self) -> int:
+        """Return a transaction's number that is higher than that of any which has written.
+
+        That of a snapshot is not: it ends behind the last transaction that has ended.
+        """
+        [[number]] = database.rows(self.using, NUMBER)
+        return int(number)
 
     def _leave_unknown(self) -> None:
         """Note that there are gaps in all that this code does not read: newer code may."""

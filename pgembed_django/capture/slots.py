@@ -66,14 +66,14 @@ WITHOUT_RIGHT = """
 """
 
 # For each table, what would be another one if it was taken out and put in again, or NULL if not all
-# of its changes are published.
+# of its changes are published. xmin changes with the options of a publication.
 PUBLISHED = """
     SELECT
         wanted.spec,
         CASE
             WHEN pubinsert AND pubupdate AND pubdelete AND pubtruncate
              AND (prrelid IS NULL OR prqual IS NULL)
-            THEN concat_ws('.', publication.oid, rel.oid)
+            THEN concat_ws('.', publication.oid, publication.xmin, rel.oid, schema.oid)
         END
     FROM unnest(%(specs)s::text[], %(tables)s::text[], %(keys)s::text[])
         AS wanted(spec, name, key)
@@ -89,6 +89,9 @@ PUBLISHED = """
     LEFT JOIN pg_publication_rel AS rel
       ON prpubid = publication.oid
      AND prrelid = source.oid
+    LEFT JOIN pg_publication_namespace AS schema
+      ON pnpubid = publication.oid
+     AND pnnspid = source.relnamespace
 """
 
 OIDS = "SELECT name, to_regclass(name)::oid FROM unnest(%(names)s::text[]) AS wanted(name)"
