@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection, connections
 
-from pgembed_django.capture import Streamer, reading, slots
+from pgembed_django.capture import Streamer, calls, reading, slots
 from pgembed_django.capture.walsender import Refused, Walsender
 from pgembed_django.models import Job, ReplicationSlot
 from tests.app.models import Article, Note
@@ -121,14 +121,14 @@ def test_a_reader_that_is_killed_before_it_commits_has_enqueued_nothing_and_note
 ):
     note = Note.objects.create(body="once")
     before = ReplicationSlot.objects.get().position
-    run = reading._run
+    make = calls.make
 
     def killed(*args: Any, **options: Any) -> None:
-        run(*args, **options)
+        make(*args, **options)
         raise Refused("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(reading, "_run", killed)
+        patched.setattr(calls, "make", killed)
         catch_up()
     assert units(notes) == []
     assert ReplicationSlot.objects.get().position == before
