@@ -59,6 +59,29 @@ def install(connection: psycopg.Connection, capture: str) -> None:
     publish(connection, capture)
 
 
+def install_all(connection: psycopg.Connection) -> None:
+    """Install what the captures of all specs of this process need. Workers make the slot."""
+    import pgtrigger
+
+    from pgembed_django.declaration import specs
+    from pgembed_django.models import publication
+
+    pgtrigger.install()
+    pgtrigger.prune()
+    read = [spec for spec in specs.all() if spec.is_read_from_log]
+    if read:
+        published = [spec.model for spec in read if spec.capture == "wal"]
+        for statement in publication.statements(published):
+            connection.execute(statement)
+
+
+def end() -> int:
+    """Return the end of the log."""
+    from pgembed_django.capture import slots
+
+    return slots.look(using="default").end
+
+
 def await_reader(url: str) -> None:
     """Wait until a worker reads from the slot of a database."""
     with psycopg.connect(url, autocommit=True) as connection:

@@ -1,7 +1,8 @@
 """The Postgres server that a benchmark runs on: that of DATABASE_URL, or an embedded one.
 
 The benchmark gets a database of its own, which is dropped when it ends. The embedded server has
-Postgres's defaults, but for ``wal_level``, which is ``logical``.
+Postgres's defaults, but for ``wal_level``, which is ``logical``, and prepared transactions, which
+it allows.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def database() -> Iterator[Postgres]:
     if embedded:
         # Workers may read changes from the write-ahead log.
         _run(address, sql.SQL("ALTER SYSTEM SET wal_level = logical"))
+        _run(address, sql.SQL("ALTER SYSTEM SET max_prepared_transactions = 20"))
         Postgres(address, embedded=embedded).restart(how="fast")
     name = sql.Identifier(f"pgembed_benchmark_{os.getpid()}")
     _run(address, sql.SQL("CREATE DATABASE {}").format(name))

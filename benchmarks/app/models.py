@@ -1,6 +1,7 @@
 """The models of the benchmarks: one with a condition, one without, one with text keys.
 
-The setting CAPTURE says how changes of articles are captured. See ``benchmarks.captures``.
+The setting CAPTURE says how changes of articles are captured, CAPTURE_OTHERS how those of the rest.
+See ``benchmarks.captures``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ class Article(models.Model):
         return self.title
 
 
-@embeddable(fields=["body"], chunker=Chunker(size=40, overlap=0))
+OTHERS = getattr(settings, "CAPTURE_OTHERS", "trigger")
+
+
+@embeddable(fields=["body"], chunker=Chunker(size=40, overlap=0), capture=OTHERS)
 class Note(models.Model):
     """A UUID key, no condition, and texts of several chunks."""
 
@@ -42,7 +46,7 @@ class Note(models.Model):
         return str(self.pk)
 
 
-@embeddable(fields=["body"], priority=10)
+@embeddable(fields=["body"], priority=10, capture=OTHERS)
 class Page(models.Model):
     """A text key, which is used again after its row was deleted."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 
+from benchmarks.app.models import OTHERS
 from pgembed_django import Chunker, embeddable
 
 
@@ -29,6 +30,7 @@ class Tag(models.Model):
     fields=["title"],
     related=["author__name", "tags__word", "comments__body"],
     chunker=Chunker(size=40, overlap=0),
+    capture=OTHERS,
 )
 class Story(models.Model):
     """A foreign key, a many-to-many and a reverse relation, and texts of several chunks."""
@@ -57,7 +59,7 @@ class Sheet(models.Model):
         return self.title
 
 
-@embeddable(fields=["title", "intro"], when=Q(is_live=True))
+@embeddable(fields=["title", "intro"], when=Q(is_live=True), capture=OTHERS)
 class Essay(Sheet):
     """Half its text, and its condition, stand in the parent's table."""
 

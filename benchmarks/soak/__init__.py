@@ -3,6 +3,10 @@
 Writers write in the most demanding ways, workers are killed, stopped and frozen, backends are
 terminated, Postgres restarts, and the embedding server fails in every way. Then all faults end and
 the queue drains, with the reconciler still off: nothing may be lost, stale or stuck.
+
+With ``--capture wal`` or ``message`` changes are read from the write-ahead log. Then the worker
+that reads is killed, frozen and cut off, the slot is dropped, and writers also prepare
+transactions, write 100,000 rows in one, and texts that are stored apart.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import postgres
+import psycopg
+
+from benchmarks import captures, postgres
 from benchmarks.soak import faults, processes, repeats, server
 
 LOOK_SECONDS = 1.0
@@ -28,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--writers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1, help="all faults are drawn from it")
+    parser.add_argument(
+        "--capture",
+        choices=["trigger", "message", "wal"],
+        default="trigger",
+        help="how changes are captured",
+    )
     parser.add_argument("--logs", type=Path, help="a folder for the workers' and Postgres's logs")
     parser.add_argument("--json", type=Path, help="a file for the figures")
 
@@ -40,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         logs.mkdir(parents=True, exist_ok=True)
         workers = processes.Workers(options.workers, logs)
         try:
-            _prepare(served.port, options.seed)
+            _prepare(served.port, options.seed, options.capture)
             return _soak(options, database, served, workers)
         finally:
             workers.stop()
@@ -50,9 +62,10 @@ def run(options: argparse.Namespace) -> int:
             connections.close_all()
 
 
-def _prepare(port: int, seed: int) -> None:
+def _prepare(port: int, seed: int, capture: str) -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
-    os.environ["BENCHMARK_SETTINGS"] = json.dumps(_settings(port))
+    settings = {**_settings(port), "CAPTURE": capture, "CAPTURE_OTHERS": capture}
+    os.environ["BENCHMARK_SETTINGS"] = json.dumps(settings)
     import django
     from django.core.management import call_command
     from django.db import connections
@@ -62,6 +75,9 @@ def _prepare(port: int, seed: int) -> None:
     # Import late: our models need Django to be set up.
     from benchmarks.soak import spanning
 
+    if capture != "trigger":
+        with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
+            captures.install_all(connection)
     spanning.fill(seed)
     connections.close_all()
 
@@ -102,12 +118,18 @@ def _soak(
     served: processes.Server,
     workers: processes.Workers,
 ) -> int:
-    events = faults.schedule(options.seed, seconds=options.seconds, restarts=database.is_own)
+    is_read = options.capture != "trigger"
+    events = faults.schedule(
+        options.seed, seconds=options.seconds, restarts=database.is_own, reads_log=is_read
+    )
     fired = list(events)
     fire = faults.Faults(events, postgres=database, served=served, workers=workers)
     started = time.monotonic()
     writers = processes.Writers(
-        options.writers, seed=options.seed, deadline=started + options.seconds
+        options.writers,
+        seed=options.seed,
+        deadline=started + options.seconds,
+        reads_log=is_read,
     )
     # Import late: our models need Django to be set up.
     from benchmarks.soak import leases, quiet, report, snapshots
@@ -116,7 +138,8 @@ def _soak(
     while (now := time.monotonic() - started) < options.seconds:
         fire.run_due(now)
         workers.tend()
-        if now > seen.looks * LOOK_SECONDS:
+        # What is read from the log gets its job after the commit: only the end counts.
+        if not is_read and now > seen.looks * LOOK_SECONDS:
             seen.look()
         time.sleep(0.05)
     fire.end()
@@ -162,6 +185,7 @@ def _soak(
         {
             "not at work, and not fresh, while under fire": sorted(seen.found),
             **report.findings(),
+            "specs with gaps in what is read": report.gaps(),
             "writer errors that are our fault": report.of_writers(
                 error for one in written for error in one.errors
             ),

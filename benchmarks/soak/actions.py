@@ -40,6 +40,8 @@ class Texts:
         self._writer = writer
         self.draw = draw
         self._count = 0
+        self.large_share = 0.0
+        """How many texts have a chunk that is not stored with the row: see ``body``."""
 
     def tag(self) -> str:
         """Return a word that was not written before."""
@@ -53,6 +55,9 @@ class Texts:
     def body(self) -> str:
         """Return a text of one to five chunks. One of them may be poisoned."""
         count = self.draw.choice((1, 1, 1, 2, 5))
+        if self.draw.random() < self.large_share:
+            # Random digits are not compressed. Large values stay where they are in an UPDATE.
+            return f"{self.paragraph()}\n\n{self.draw.randbytes(5000).hex()}"
         if self.draw.random() >= POISONED:
             return "\n\n".join(self.paragraph() for _ in range(count))
         chunks = [self.paragraph(BESIDE) for _ in range(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import time
@@ -28,6 +29,10 @@ WORKER_FAULTS = {
     "terminate all": 1,
     "deafen": 3,
 }
+READER_FAULTS = {"SIGKILL the reader": 3, "freeze the reader": 2, "cut off": 3, "drop the slot": 1}
+"""Faults of the worker that reads the write-ahead log, and of the server's process that sends."""
+FROZEN_SECONDS = 22.0
+"""Longer than the server waits for a reader."""
 EVERY_SECONDS = 2.5
 SERVER_EVERY_SECONDS = 4.0
 
@@ -60,6 +65,13 @@ EXPANDERS = """
     GROUP BY application_name
     HAVING count(DISTINCT relation) = 2
 """
+READER = """
+    SELECT active_pid, application_name
+    FROM pg_replication_slots
+    JOIN pg_stat_activity ON pid = active_pid
+    WHERE slot_name LIKE 'pgembed\\_%'
+"""
+DROP = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active"
 EXPANSION_SECONDS = 2.0
 """How long to wait for an expansion."""
 
@@ -73,10 +85,12 @@ class Event(NamedTuple):
     """From 0 to 1: chooses the worker or the backend."""
 
 
-def schedule(seed: int, *, seconds: float, restarts: bool) -> list[Event]:
-    """Draw all events, and return them in order."""
+def schedule(seed: int, *, seconds: float, restarts: bool, reads_log: bool) -> list[Event]:
+    """Draw all events, and return them in order. ``reads_log``: a worker reads from a slot."""
     draw = random.Random(f"{seed} faults")
-    events = list(_worker_faults(draw, seconds))
+    events = list(_worker_faults(draw, seconds, WORKER_FAULTS))
+    if reads_log:
+        events += _worker_faults(draw, seconds, READER_FAULTS)
     events += _server_faults(draw, seconds)
     if restarts:
         how = draw.choice(("fast", "immediate"))
@@ -84,10 +98,10 @@ def schedule(seed: int, *, seconds: float, restarts: bool) -> list[Event]:
     return sorted(events)
 
 
-def _worker_faults(draw: random.Random, seconds: float) -> Iterator[Event]:
+def _worker_faults(draw: random.Random, seconds: float, weights: dict[str, int]) -> Iterator[Event]:
     at = 1.0 + draw.expovariate(1 / EVERY_SECONDS)
     while at < seconds:
-        [what] = draw.choices(list(WORKER_FAULTS), list(WORKER_FAULTS.values()))
+        [what] = draw.choices(list(weights), list(weights.values()))
         which = draw.random()
         if what == "freeze":
             yield Event(at, "SIGSTOP", which)
@@ -114,6 +128,7 @@ class Faults:
     ) -> None:
         self.happened: Counter[str] = Counter()
         self.killed_expanders = 0
+        self._frozen: list[tuple[float, int]] = []
         self._events = events
         self._postgres = postgres
         self._server = served
@@ -125,6 +140,8 @@ class Faults:
             event = self._events.pop(0)
             self._do(event)
             self.happened[event.what] += 1
+        while self._frozen and self._frozen[0][0] <= time.monotonic():
+            self._workers.signal(self._frozen.pop(0)[1], signal.SIGCONT)
 
     def end(self) -> None:
         """End all faults."""
@@ -135,6 +152,8 @@ class Faults:
     def _do(self, event: Event) -> None:
         if event.what == "SIGKILL in an expansion":
             self._kill_expander()
+        elif event.what in READER_FAULTS:
+            self._strike_reader(event.what)
         elif event.what.startswith("SIG"):
             # On a busy machine, faults would otherwise come faster than workers can start.
             if event.what == "SIGCONT" or any(
@@ -164,6 +183,23 @@ class Faults:
                         self._workers.signal(slot, signal.SIGKILL)
                         self.killed_expanders += 1
                         return
+
+    def _strike_reader(self, what: str) -> None:
+        with psycopg.connect(self._postgres.url, autocommit=True) as connection:
+            for pid, name in connection.execute(READER).fetchall():
+                [slot] = [
+                    slot for slot, worker in self._workers.alive.items() if worker.name == name
+                ] or [None]
+                if what in ("cut off", "drop the slot"):
+                    connection.execute("SELECT pg_terminate_backend(%s, 1000)", [pid])
+                elif slot is not None and what == "SIGKILL the reader":
+                    self._workers.signal(slot, signal.SIGKILL)
+                elif slot is not None and not self._frozen:
+                    self._workers.signal(slot, signal.SIGSTOP)
+                    self._frozen.append((time.monotonic() + FROZEN_SECONDS, slot))
+            if what == "drop the slot":
+                with contextlib.suppress(psycopg.Error):  # another worker reads already
+                    connection.execute(DROP)
 
     def _restart(self, how: str) -> None:
         before = time.monotonic()

@@ -63,11 +63,11 @@ class Server:
 class Writers:
     """The writers' processes. They need DATABASE_URL and DJANGO_SETTINGS_MODULE."""
 
-    def __init__(self, count: int, *, seed: int, deadline: float) -> None:
+    def __init__(self, count: int, *, seed: int, deadline: float, reads_log: bool) -> None:
         self._pipes: list[Any] = []
         for number in range(count):
             near_end, far_end = SPAWN.Pipe(duplex=False)
-            arguments = (far_end, number, seed, deadline)
+            arguments = (far_end, number, seed, deadline, reads_log)
             SPAWN.Process(target=_write, args=arguments, daemon=True).start()
             far_end.close()
             self._pipes.append(near_end)

@@ -17,7 +17,7 @@ from benchmarks.soak.server import POISON, REFUSAL, vector_of
 from pgembed_django import spaces
 from pgembed_django.declaration import specs
 from pgembed_django.declaration.specs import Spec
-from pgembed_django.models import Job, Ripple, StagedVector
+from pgembed_django.models import Job, ReplicationSlot, Ripple, StagedVector
 
 USING = "default"
 IGNORED = actions.BESIDE
@@ -74,6 +74,16 @@ def findings() -> Findings:
     found["jobs failed without poison"] = list(_failed())
     found["staged vectors left"] = [str(staged) for staged in _staged()]
     return found
+
+
+def gaps() -> list[str]:
+    """Return the specs that are read from the log with gaps, and slots that are one too many."""
+    read = [spec for spec in specs.all() if spec.is_read_from_log]
+    noted = ReplicationSlot.objects.all()
+    found = [
+        f"{slot}: {spec}" for slot in noted for spec in read if slot.specs.get(spec.key) is None
+    ]
+    return found + [str(slot) for slot in noted[bool(read) :]]
 
 
 def of_writers(errors: Iterable[Any]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from django.db import Error, connection, transaction
 
 from benchmarks.app.models import Article, Note, Page
 from benchmarks.related.models import Comment, Essay
-from benchmarks.soak import actions, pages, spanning
+from benchmarks.soak import actions, decoded, pages, spanning
 
 HOT = -1
 """The key of the hot row, which all writers write all the time."""
@@ -40,6 +41,10 @@ PAUSES = ((0.5, 0.0), (0.8, 0.05), (0.98, 0.4), (1.0, 3.0))
 """How long a transaction pauses: (cumulative share of transactions, at most so many seconds)."""
 
 BREATH_SECONDS = 0.03
+
+LARGE_TEXT_SHARE = 0.02
+PREPARED_SHARE = 0.05
+"""Of the texts and of the transactions, where a worker reads from the write-ahead log."""
 
 
 class WriterError(NamedTuple):
@@ -65,10 +70,24 @@ class RolledBack(Exception):
     """The application rolls back on purpose."""
 
 
-def write(pipe: Connection, number: int, seed: int, deadline: float) -> None:
-    """Write until the deadline, then send what was done."""
+def write(
+    pipe: Connection, number: int, seed: int, deadline: float, reads_log: bool = False
+) -> None:
+    """Write until the deadline, then send what was done.
+
+    ``reads_log``: a worker reads from the write-ahead log, so that also what it has other records
+    of is written: large and prepared transactions, and texts that are stored apart.
+    """
     writer = Writer(number, seed)
+    writer.texts.large_share = LARGE_TEXT_SHARE if reads_log else 0.0
+    is_large_due = reads_log and number == 0
+    prepares = reads_log and decoded.may_prepare()
     while time.monotonic() < deadline:
+        if is_large_due:
+            writer.attempt(decoded.write_many, decoded.delete_many)
+            is_large_due = False
+        elif prepares and writer.draw.random() < PREPARED_SHARE:
+            writer.attempt(lambda: decoded.prepare(writer.texts, writer.draw))
         writer.transaction()
         time.sleep(writer.draw.expovariate(1 / BREATH_SECONDS))
     pipe.send(writer.written)
@@ -110,6 +129,19 @@ class Writer:
             self.written.errors.append(WriterError(sqlstate, is_repeatable_read, message))
             self.written.rolled_back += 1
             connection.close()
+
+    def attempt(self, *transactions: Callable[[], int]) -> None:
+        """Run transactions that see to their own commit. Note the error that ends them, if any."""
+        for one in transactions:
+            try:
+                self.written.rows += one()
+                self.written.committed += 1
+            except Error as error:
+                sqlstate = getattr(error.__cause__, "sqlstate", None)
+                message = f"{type(error).__name__}: {error}"
+                self.written.errors.append(WriterError(sqlstate, False, message))
+                self.written.rolled_back += 1
+                connection.close()
 
     def _hot(self) -> actions.Done:
         """Write the hot row, and nothing else."""

@@ -21,13 +21,19 @@ SEED = os.environ.get("PGEMBED_SOAK_SEED", "1")
 
 @pytest.mark.live
 @pytest.mark.timeout(SECONDS + 240)
-def test_nothing_is_lost_stale_or_stuck_after_a_minute_under_fire(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("capture", "seconds"), [("trigger", SECONDS), ("wal", SECONDS / 2), ("message", SECONDS / 2)]
+)
+def test_nothing_is_lost_stale_or_stuck_after_a_minute_under_fire(
+    tmp_path: Path, capture: str, seconds: float
+) -> None:
     figures = tmp_path / "soak.json"
 
     soak = subprocess.run(
         [
             *(sys.executable, "-m", "benchmarks", "soak", "--seed", SEED),
-            *("--seconds", str(SECONDS), "--workers", "2", "--writers", "3"),
+            *("--seconds", str(seconds), "--workers", "2", "--writers", "3"),
+            *("--capture", capture),
             *("--json", figures),
         ],
         cwd=REPOSITORY,
