@@ -272,14 +272,19 @@ def stale(spec: Spec, live: Sequence[Space], page: Q, *, using: str) -> tuple[li
 # The scans
 
 
-def under_way(specs: Iterable[Spec], *, using: str) -> dict[Spec, list[str]]:
+def under_way(
+    specs: Iterable[Spec], *, using: str, only_begun: bool = False
+) -> dict[Spec, list[str]]:
     """Return the scans that have to go on without waiting for their next turn.
 
-    These are the scans in the middle of a table, and ``stale`` and ``words`` until they have
-    compared all rows with a changed recipe. In one statement, because this runs every second.
+    These are the scans in the middle of a table, and unless ``only_begun``, ``stale`` and ``words``
+    until they have compared all rows with a changed recipe. In one statement, because this runs
+    every second.
     """
     by_key = {spec.key: spec for spec in specs}
-    may_be_open = Q(cursor__isnull=False) | Q(scan__in=COMPARING)
+    may_be_open = Q(cursor__isnull=False)
+    if not only_begun:
+        may_be_open |= Q(scan__in=COMPARING)
     cursors = ScanCursor.objects.using(using).filter(
         may_be_open, spec__in=by_key, scan__in=(*CHEAP_SCANS, *COMPARING)
     )

@@ -85,12 +85,11 @@ class Upkeep:
         self._is_stopping = is_stopping
         self._quiet_seconds = QUIET_SECONDS
         seconds = self.settings.reconcile_seconds
-        scanned = self._scanned
         compare_seconds = STALE_PAGE_SECONDS / len(self.specs) if seconds and self.specs else 0
         return [
             Chore(seconds, self.reconcile),
             # Not at once: the scans that ``reconcile`` begins are to take turns with the work.
-            Chore(CONTINUE_SECONDS if scanned else 0, self.continue_scans, starts_at_once=False),
+            Chore(CONTINUE_SECONDS, self.continue_scans, starts_at_once=False),
             Chore(compare_seconds, self.look_for_stale_rows, starts_at_once=False),
         ], [
             Chore(OPEN_SECONDS, self.open_spaces),
@@ -118,17 +117,12 @@ class Upkeep:
     def continue_scans(self) -> int:
         """Continue unfinished scans. They stop often, to take turns with the worker's own work.
 
-        A scan also stops while the backlog is full.
+        A scan also stops while the backlog is full. Without the reconciler, those go on that follow
+        a gap in the write-ahead log: triggers may watch their specs by now.
         """
-        under_way = reconcile.under_way(self._scanned, using=self.using)
+        is_off = not self.settings.reconcile_seconds
+        under_way = reconcile.under_way(self.specs.values(), using=self.using, only_begun=is_off)
         return self._go_over(under_way, chore="continue_scans")
-
-    @property
-    def _scanned(self) -> Sequence[Spec]:
-        """The specs whose scans are continued. Without the reconciler, what follows a gap is."""
-        specs = self.specs.values()
-        is_on = self.settings.reconcile_seconds > 0
-        return [spec for spec in specs if is_on or spec.is_read_from_log]
 
     def note_recipes(self) -> int:
         """Note what each spec declares, so that a later drain knows of a change."""
