@@ -52,8 +52,9 @@ class Project:
     def write(self, models: str) -> None:
         (self.folder / "shop" / "models.py").write_text(IMPORTS + models)
 
-    def manage(self, *arguments: str, answers: str = "", fails: bool = False) -> str:
-        environment = {
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
             **os.environ,
             "DJANGO_SETTINGS_MODULE": self.settings,
             "DATABASE_URL": self.url,
@@ -62,9 +63,11 @@ class Project:
             "PYTHONDONTWRITEBYTECODE": "1",
             "SHOP_URL": self.url,
         }
+
+    def manage(self, *arguments: str, answers: str = "", fails: bool = False) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "django", *arguments],
-            env=environment,
+            env=self.environment,
             input=answers,
             capture_output=True,
             text=True,
