@@ -61,12 +61,15 @@ GRANT SELECT, INSERT, UPDATE, DELETE
        pgembed_taskkey, pgembed_taskoutcome, pgembed_taskrate, pgembed_taskrecord, pgembed_worker,
        pgembed_replicationslot
     TO mysite_worker;
--- To read changes from the write-ahead log, as a superuser: ALTER ROLE mysite_worker REPLICATION
+-- To read changes from the write-ahead log, a superuser runs this. The user that logs in needs it as
+-- well, as it is not inherited:
+-- ALTER ROLE mysite_worker REPLICATION;
 -- Restarted in the middle of a deploy, it checks whether a migration explains why a table is gone.
 GRANT SELECT ON django_migrations TO mysite_worker;
 
--- Tables that our triggers watch, or that are published for us: of your tables, the worker reads
--- only these. If a text method reads other tables, grant SELECT on those as well.
+-- Tables that our triggers watch, or that are published for us (by pgembed, or what PGEMBED_PUBLICATION
+-- names): of your tables, the worker reads only these. If a text method reads other tables, grant
+-- SELECT on those as well.
 DO $$
 DECLARE
     source record;
