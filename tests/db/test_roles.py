@@ -285,6 +285,15 @@ class TestWorker:
             (table, privilege) for table in OURS | CHUNKS for privilege in WRITES[:3]
         }
 
+    def test_it_may_read_a_table_that_is_published_and_has_no_triggers(self, run_roles):
+        publish = "CREATE PUBLICATION pgembed FOR TABLE app_category (id);"
+        run_roles(before=publish, after="DROP PUBLICATION pgembed;")
+
+        granted = rights("worker", {"app_category"}, "SELECT", *WRITES)
+        with connections["owner"].cursor() as cursor:
+            cursor.execute(f"REVOKE SELECT ON app_category FROM {PREFIX}_worker, {PREFIX}_staff")
+        assert granted == {("app_category", "SELECT")}
+
     @pytest.mark.parametrize(
         "command",
         [["embed_reconcile"], ["embed_backfill"], ["embed_backfill", "--dry-run"]],
