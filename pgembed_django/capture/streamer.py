@@ -55,13 +55,14 @@ class Streamer:
 
     def compare_switched(self) -> int:
         """Compare what triggers watch by now: the rest of the log may not have been read."""
-        seen = slots.look(using=self.using)
-        noted = slots.note(seen.name, using=self.using)
-        if noted and (back := switched_back(noted.specs, using=self.using)):
+        name = slots.look(using=self.using).name
+        before = slots.noted_specs(name, using=self.using)
+        if before and (back := switched_back(before, using=self.using)):
+            # Nobody else notes gaps from here on.
+            noted = slots.take(name, self._holder, using=self.using)
             compare(back, using=self.using)
-            slots.take(seen.name, self._holder, using=self.using)
             left = {key: mark for key, mark in noted.specs.items() if key not in back}
-            slots.cover(seen.name, self._holder, left, using=self.using)
+            slots.cover(name, self._holder, left, using=self.using)
         return 0
 
     def catch_up(self) -> int:
@@ -119,7 +120,10 @@ class Streamer:
             slots.take(seen.name, self._holder, using=self.using)
             return position
         with locks.session_lock(LOCK, using=self.using) as is_ours:
-            if not is_ours:
+            # Another worker may have made it since.
+            again = slots.look(using=self.using)
+            as_seen = (again.is_there, again.confirmed) == (seen.is_there, seen.confirmed)
+            if not (is_ours and as_seen):
                 return None
             slots.take(seen.name, self._holder, using=self.using)
             slots.begin_anew(seen.name, self._holder, using=self.using, position=None)
