@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import uuid
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection, connections
 
-from pgembed_django.capture import Streamer, calls, reading, slots
+from pgembed_django.capture import Streamer, calls, reading, slots, streamer
 from pgembed_django.capture.walsender import Refused, Walsender
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, ReplicationSlot
+from pgembed_django.triggers import triggers
 from tests.app.models import Article, Note
-from tests.captures import catch_up, is_compared, units, unread
+from tests.captures import catch_up, is_compared, units, unread, watch
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -178,6 +181,26 @@ def test_while_one_reads_others_do_not(notes, reader):
     wait_until(lambda: units(notes) == [str(note.pk)])
 
 
+def test_of_two_that_begin_at_once_one_makes_the_slot(capture, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    capture(Note, "wal")
+    connect = Walsender.__init__
+    others = [Streamer(using="default")]
+
+    def beside_another(self: Walsender, **options: Any) -> None:
+        connect(self, **options)
+        if others:
+            in_a_thread(others.pop().catch_up)
+
+    monkeypatch.setattr(Walsender, "__init__", beside_another)
+
+    catch_up()
+
+    told = [one.getMessage() for one in caplog.records]
+    assert len([one for one in told if one.startswith("Made the replication slot")]) == 1
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+
 # Gaps
 
 
@@ -332,6 +355,81 @@ def test_rows_are_compared_once_all_that_wrote_before_the_table_was_published_ha
     writer.commit()
 
     wait_until(lambda: is_compared(notes))
+
+
+# Specs that triggers watch again
+
+
+def switch_back() -> list[Any]:
+    """Declare triggers for notes, and return those that a migration has yet to install."""
+    [spec] = specs.of(Note)
+    specs._registry[spec.key] = dataclasses.replace(spec, capture="trigger")
+    return list(triggers(watch(spec)))
+
+
+def test_what_triggers_watch_again_is_compared_once_they_are_installed(notes):
+    Note.objects.create(body="only in the log")
+    missing = switch_back()
+    switched = Streamer(using="default")
+
+    switched.compare_switched()
+    assert not is_compared(notes)
+    assert ReplicationSlot.objects.get().specs.keys() == {notes.key}
+
+    for one in missing:
+        one.install(Note)
+    switched.compare_switched()
+    assert is_compared(notes)
+    assert ReplicationSlot.objects.get().specs == {}
+    switched.compare_switched()
+    assert not is_compared(notes)
+
+
+def test_who_reads_for_others_compares_what_triggers_watch_again(notes, capture):
+    capture(Article, "wal")
+    catch_up()
+    Note.objects.create(body="only in the log")
+    for one in switch_back():
+        one.install(Note)
+
+    catch_up()
+
+    assert is_compared(notes)
+    assert notes.key not in ReplicationSlot.objects.get().specs
+
+
+def make_anew() -> None:
+    """Make the slot anew, as a reader does that has not come to compare anything yet."""
+    name = slot().name
+    slots.drop(name, using="default")
+    slots.take(name, "another", using="default")
+    with Walsender(using="default", is_stopping=lambda: False) as sender:
+        made = sender.create(name)
+    slots.begin_anew(name, "another", using="default", position=made)
+
+
+def test_a_slot_that_is_made_anew_meanwhile_leaves_its_gaps_noted(notes, capture, monkeypatch):
+    articles = capture(Article, "wal")
+    catch_up()
+    assert is_compared(articles)
+    for one in switch_back():
+        one.install(Note)
+    look = streamer.switched_back
+    done: list[None] = []
+
+    def made_anew(noted: Any, *, using: str) -> list[str]:
+        found = look(noted, using=using)
+        if not done:
+            done.append(None)
+            make_anew()
+        return found
+
+    monkeypatch.setattr(streamer, "switched_back", made_anew)
+
+    Streamer(using="default").compare_switched()
+    catch_up()
+
+    assert is_compared(articles)
 
 
 # Which tables may be published
