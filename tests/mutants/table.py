@@ -1016,4 +1016,117 @@ MUTANTS = [
         "sum(cardinality(positions))",
         "db/test_bm25.py::test_a_word_without_positions_counts_once",
     ),
+    # C1: changes are read from the write-ahead log once, and none is missed.
+    Mutant(
+        "C1",
+        "a-later-commit-is-taken-for-visible",
+        "capture/batches.py",
+        "if ahead < 2**31:",
+        "if ahead < 1:",
+        "unit/test_capture_batches.py::test_what_no_transaction_has_ended_after_is_not_visible",
+    ),
+    Mutant(
+        "C1",
+        "former-key-is-kept",
+        "capture/batches.py",
+        "if before is not None and before != after:",
+        "if before is not None and after is None:",
+        "db/test_capture.py::"
+        "test_a_row_that_gets_another_key_leaves_no_vectors_under_the_former_one",
+    ),
+    Mutant(
+        "C1",
+        "truncate-is-passed-over",
+        "capture/batches.py",
+        "for target in self.tables[oid]:",
+        "for target in ():",
+        "db/test_capture.py::test_of_a_truncated_table_no_vectors_are_left",
+    ),
+    Mutant(
+        "C1",
+        "unchanged-key-is-gone",
+        "capture/pgoutput.py",
+        "elif kind == 0x75 and unchanged:",
+        "elif kind == 0x00 and unchanged:",
+        "unit/test_pgoutput.py::test_a_column_that_is_unchanged_and_not_sent_is_what_it_was",
+    ),
+    Mutant(
+        "C1",
+        "position-is-not-noted",
+        "capture/reading.py",
+        "self._note(last_of.position if last_of else None,",
+        "self._note(None,",
+        "db/test_capture_slots.py::"
+        "test_a_reader_that_is_killed_before_it_confirms_leaves_nothing_to_be_enqueued_twice",
+    ),
+    Mutant(
+        "C1",
+        "former-reader-writes",
+        "capture/slots.py",
+        "ours = ReplicationSlot.objects.using(using).filter(pk=name, holder=holder)\n    state:",
+        "ours = ReplicationSlot.objects.using(using).filter(pk=name)\n    state:",
+        "db/test_capture_slots.py::"
+        "test_a_former_reader_that_was_only_frozen_writes_nothing_once_another_has_taken_over",
+    ),
+    Mutant(
+        "C1",
+        "moved-slot-is-trusted",
+        "capture/streamer.py",
+        "seen.confirmed <= (position or 0)",
+        "seen.is_ours",
+        "db/test_capture_slots.py::"
+        "test_a_slot_that_others_have_moved_is_made_anew_and_everything_is_compared",
+    ),
+    Mutant(
+        "C1",
+        "slot-is-made-twice",
+        "capture/streamer.py",
+        "if not (is_ours and as_seen):",
+        "if not is_ours:",
+        "db/test_capture_slots.py::test_of_two_that_begin_at_once_one_makes_the_slot",
+    ),
+    Mutant(
+        "C1",
+        "publication-is-one-again",
+        "capture/slots.py",
+        "concat_ws('.', publication.oid, publication.xmin, rel.oid, schema.oid)",
+        "'published'",
+        "db/test_capture_slots.py::"
+        "test_what_was_taken_out_of_the_publication_is_compared_when_it_is_put_back",
+    ),
+    Mutant(
+        "C1",
+        "open-writers-are-not-awaited",
+        "capture/reading.py",
+        "if oldest >= since}",
+        "if oldest and since}",
+        "db/test_capture_slots.py::"
+        "test_rows_are_compared_once_all_that_wrote_before_the_table_was_published_have_ended",
+    ),
+    Mutant(
+        "C1",
+        "switched-back-is-not-compared",
+        "capture/streamer.py",
+        "compare(back, using=self.using)",
+        "compare((), using=self.using)",
+        "db/test_capture_slots.py::"
+        "test_what_triggers_watch_again_is_compared_once_they_are_installed",
+    ),
+    Mutant(
+        "C1",
+        "any-identity-is-published",
+        "models/publication.py",
+        "IF is_usable IS NOT TRUE THEN",
+        "IF is_usable IS NULL AND {table} IS NULL THEN",
+        "db/test_capture_slots.py::"
+        "test_a_table_whose_updates_would_fail_is_refused_before_it_is_published",
+    ),
+    Mutant(
+        "C1",
+        "unread-rows-are-ranked",
+        "retrieval/targets.py",
+        "or self.spec.is_read_from_log",
+        "or self.spec.when_spans_tables",
+        "db/test_capture_search.py::test_rows_that_are_gone_make_no_further_page",
+    ),
 ]
