@@ -354,7 +354,8 @@ def test_rows_are_compared_once_all_that_wrote_before_the_table_was_published_ha
 
     writer.commit()
 
-    wait_until(lambda: is_compared(notes))
+    wait_until(lambda: ReplicationSlot.objects.get().specs[notes.key])
+    assert is_compared(notes)
 
 
 # Specs that triggers watch again
