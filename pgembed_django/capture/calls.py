@@ -38,7 +38,7 @@ def make(verb: Verb, target: Target, keys: Sequence[str], *, using: str) -> None
     spec = specs.get(target.spec)
     if verb == "forget_all" and spec and _has_rows(spec, using=using):
         # Found row by row. No search finds them meanwhile.
-        reconcile.begin_anew(spec, [ScanCursor.Scan.ORPHANED], using=using)
+        reconcile.compare_anew(spec, [ScanCursor.Scan.ORPHANED], using=using)
         return
     if verb == "forget" and spec:
         there = _those_there(spec, keys, using=using)

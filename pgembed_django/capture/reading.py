@@ -171,11 +171,14 @@ class Reading:
             events.tell(events.CAPTURE_LOST, spec=key)
         covered = {key: mark for key, mark in covered.items() if key not in back}
         covered.update(ready)
+        self._settled_at = time.monotonic()
         if covered != before:
-            compare([*ready, *back], using=self.using)
+            try:
+                compare([*ready, *back], using=self.using)
+            except database.Busy:
+                return  # the next look is soon enough: all of that is still there
             self._cover(covered)
         self._joining = {key: one for key, one in self._joining.items() if key not in ready}
-        self._settled_at = time.monotonic()
 
     def _following(self) -> int:
         """Return a transaction's number that is higher than that of any which has written.
@@ -290,10 +293,14 @@ class Reading:
 
 
 def compare(keys: Iterable[str], *, using: str) -> None:
-    """Have all rows of some specs compared with their vectors."""
+    """Have all rows of some specs compared with their vectors.
+
+    Raises:
+        database.Busy: others have locked what is to be written. Try again.
+    """
     for key in keys:
         if spec := specs.get(key):
-            reconcile.begin_anew(spec, using=using)
+            reconcile.compare_anew(spec, using=using)
             events.tell(events.COMPARING_ALL, spec=key)
 
 

@@ -25,7 +25,7 @@ from pgembed_django import events
 from pgembed_django.capture import slots
 from pgembed_django.capture.reading import Reading, Replaced, compare, switched_back
 from pgembed_django.capture.walsender import Refused, Stopped, Walsender
-from pgembed_django.core import locks
+from pgembed_django.core import database, locks
 from pgembed_django.events import LogOnce
 from pgembed_django.models import publication
 
@@ -60,7 +60,10 @@ class Streamer:
         if before and (back := switched_back(before, using=self.using)):
             # Nobody else notes gaps from here on.
             noted = slots.take(name, self._holder, using=self.using)
-            compare(back, using=self.using)
+            try:
+                compare(back, using=self.using)
+            except database.Busy:
+                return 0  # later
             left = {key: mark for key, mark in noted.specs.items() if key not in back}
             slots.cover(name, self._holder, left, using=self.using)
         return 0

@@ -306,6 +306,22 @@ def restart(spec: Spec, scan: str, *, using: str) -> None:
     ScanCursor.objects.using(using).filter(spec=spec.key, scan=scan).update(cursor=None)
 
 
+def compare_anew(spec: Spec, scans: Sequence[str] = ALL_SCANS, *, using: str) -> None:
+    """Begin scans anew after a gap, in which any row may have been written without a job.
+
+    Scans find what is stored by now. A job that is running stores later what it read before, and
+    of a failure nothing is stored: their units get another job.
+
+    Raises:
+        database.Busy: others have locked a job or a cursor. Nothing was done.
+    """
+    with database.giving_way(using):
+        jobs.enqueue_doubtful(
+            spec.key, kind=Job.Kind.RECONCILER, priority=spec.priority, using=using
+        )
+        begin_anew(spec, scans, using=using)
+
+
 def begin_anew(spec: Spec, scans: Sequence[str] = ALL_SCANS, *, using: str) -> None:
     """Begin scans anew, to be continued at once: changes of any row may have been missed."""
     for scan in scans:

@@ -66,6 +66,17 @@ DUE_NOW = """
 """
 ENQUEUE_AGAIN = INSERT + DUE_NOW
 
+# What workers read before, and what failed or was dismissed, may be of former texts. In key order.
+ENQUEUE_DOUBTFUL = """
+    INSERT INTO pgembed_job AS job (spec, source_pk, kind, is_awaited, priority)
+    SELECT DISTINCT spec, source_pk, %(kind)s, %(is_awaited)s, %(priority)s::int
+    FROM pgembed_job
+    WHERE spec = %(spec)s
+      AND (status = 'running' OR status IN ('failed', 'dismissed') AND settled_at IS NULL)
+    ORDER BY source_pk
+    ON CONFLICT (spec, source_pk) WHERE status = 'pending'
+    DO NOTHING
+"""
 
 # What an open writer of the row has locked is left to the next expansion: should the writer's
 # transaction be rolled back, so is its job. A job is written only if that makes a difference.
@@ -127,6 +138,21 @@ def enqueue_again(
 ) -> None:
     """Ensure that each unit has a pending job that is due now. Call it in a transaction."""
     _insert(ENQUEUE_AGAIN, spec, list(source_pks), kind, priority, using)
+
+
+def enqueue_doubtful(spec: str, *, kind: str, priority: int, using: str) -> None:
+    """Ensure that each unit with a running job or an unsettled failure has a pending one, too.
+
+    Its row may have been written since, without a job for that. Call it in a transaction.
+    """
+    database.execute(
+        using,
+        ENQUEUE_DOUBTFUL,
+        spec=spec,
+        kind=kind,
+        is_awaited=Job.Kind(kind).is_awaited,
+        priority=Job.Kind(kind).priority(priority),
+    )
 
 
 def _insert(

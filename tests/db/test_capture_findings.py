@@ -1,0 +1,129 @@
+"""Writes that a gap in the write-ahead log would have lost, although all rows are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from pgembed_django import spaces
+from pgembed_django.capture import slots
+from pgembed_django.spaces import reconcile
+from tests.app.models import Note, NoteEmbedding
+from tests.captures import catch_up, is_compared
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(params=["wal", "message"])
+def how(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def notes(capture: Any, how: str) -> Any:
+    """The spec of notes, read and compared up to here."""
+    spec = capture(Note, how)
+    spaces.ensure(spec, using="default")
+    catch_up()
+    assert is_compared(spec)
+    return spec
+
+
+def finish(worker: Any) -> None:
+    """Let a worker store what it is at, and do all other jobs."""
+    while worker.step():
+        pass
+
+
+def passages(pk: Any) -> list[str]:
+    embedded = NoteEmbedding.objects.filter(source_id=pk, embedding__isnull=False)
+    return list(embedded.values_list("passage", flat=True))
+
+
+def execute(statement: str, *parameters: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+
+
+def lose_the_slot() -> None:
+    slots.drop(slots.look(using="default").name, using="default")
+
+
+def scan(spec: Any) -> None:
+    """Go on with the scans that are under way, as workers do without the reconciler."""
+    under_way = reconcile.under_way([spec], using="default", only_begun=True)
+    reconcile.reconcile_once(spec, using="default", scans=under_way.get(spec, []))
+
+
+# What workers were at
+
+
+def test_a_row_that_was_written_in_a_gap_while_a_worker_was_at_it_ends_with_its_last_text(
+    notes, make_worker
+):
+    note = Note.objects.create(body="old text")
+    catch_up()
+    worker = make_worker()
+    worker.step()  # claims, reads and embeds
+    lose_the_slot()
+    Note.objects.update(body="new text")
+
+    catch_up()
+    scan(notes)
+    finish(worker)
+
+    assert passages(note.pk) == ["new text"]
+
+
+def test_a_row_whose_text_was_restored_in_a_gap_ends_with_it(notes, make_worker):
+    note = Note.objects.create(body="first text")
+    catch_up()
+    finish(make_worker())
+    Note.objects.update(body="second text")
+    catch_up()
+    worker = make_worker()
+    worker.step()
+    lose_the_slot()
+    Note.objects.update(body="first text")
+
+    catch_up()
+    scan(notes)
+    finish(worker)
+
+    assert passages(note.pk) == ["first text"]
+
+
+def test_a_row_that_was_deleted_in_a_gap_while_a_worker_was_at_it_ends_without_vectors(
+    notes, make_worker
+):
+    note = Note.objects.create(body="doomed")
+    catch_up()
+    worker = make_worker()
+    worker.step()
+    lose_the_slot()
+    Note.objects.all().delete()
+
+    catch_up()
+    scan(notes)
+    finish(worker)
+
+    assert passages(note.pk) == []
+
+
+def test_of_a_table_that_was_filled_again_a_worker_does_not_bring_a_former_row_back(
+    notes, make_worker
+):
+    doomed = Note.objects.create(body="doomed")
+    catch_up()
+    worker = make_worker()
+    worker.step()
+    execute("TRUNCATE app_note CASCADE")
+    Note.objects.create(body="another")
+
+    catch_up()
+    scan(notes)
+    finish(worker)
+
+    assert passages(doomed.pk) == []
