@@ -118,18 +118,23 @@ def _soak(
     served: processes.Server,
     workers: processes.Workers,
 ) -> int:
+    # Import late: our models need Django to be set up.
+    from benchmarks.soak import decoded
+
     is_read = options.capture != "trigger"
     events = faults.schedule(
         options.seed, seconds=options.seconds, restarts=database.is_own, reads_log=is_read
     )
     fired = list(events)
     fire = faults.Faults(events, postgres=database, served=served, workers=workers)
+    prepares = is_read and decoded.may_prepare()
     started = time.monotonic()
     writers = processes.Writers(
         options.writers,
         seed=options.seed,
         deadline=started + options.seconds,
         reads_log=is_read,
+        prepares=prepares,
     )
     # Import late: our models need Django to be set up.
     from benchmarks.soak import leases, quiet, report, snapshots

@@ -82,6 +82,7 @@ def finish(name: str, how: str) -> None:
 
 def finish_all() -> None:
     """Roll back what a fault has left prepared."""
+    connection.close()  # a fault may have cut it off
     with connection.cursor() as cursor:
         cursor.execute(LEFT)
         names = [name for [name] in cursor.fetchall()]

@@ -63,12 +63,12 @@ class Server:
 class Writers:
     """The writers' processes. They need DATABASE_URL and DJANGO_SETTINGS_MODULE."""
 
-    def __init__(self, count: int, *, seed: int, deadline: float, reads_log: bool) -> None:
+    def __init__(self, count: int, *, seed: int, deadline: float, **log: bool) -> None:
         self._pipes: list[Any] = []
         for number in range(count):
             near_end, far_end = SPAWN.Pipe(duplex=False)
-            arguments = (far_end, number, seed, deadline, reads_log)
-            SPAWN.Process(target=_write, args=arguments, daemon=True).start()
+            arguments = (far_end, number, seed, deadline)
+            SPAWN.Process(target=_write, args=arguments, kwargs=log, daemon=True).start()
             far_end.close()
             self._pipes.append(near_end)
 
@@ -81,14 +81,14 @@ class Writers:
         return [pipe.recv() for pipe in self._pipes]
 
 
-def _write(*arguments: Any) -> None:
+def _write(*arguments: Any, **log: bool) -> None:
     import django
 
     django.setup()
     # Import late: its models need Django to be set up.
     from benchmarks.soak import writers
 
-    writers.write(*arguments)
+    writers.write(*arguments, **log)
 
 
 @dataclass(slots=True)

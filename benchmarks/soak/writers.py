@@ -71,17 +71,22 @@ class RolledBack(Exception):
 
 
 def write(
-    pipe: Connection, number: int, seed: int, deadline: float, reads_log: bool = False
+    pipe: Connection,
+    number: int,
+    seed: int,
+    deadline: float,
+    reads_log: bool = False,
+    prepares: bool = False,
 ) -> None:
     """Write until the deadline, then send what was done.
 
     ``reads_log``: a worker reads from the write-ahead log, so that also what it has other records
-    of is written: large and prepared transactions, and texts that are stored apart.
+    of is written: large and prepared transactions, and texts that are stored apart. ``prepares``:
+    the server has room for prepared ones.
     """
     writer = Writer(number, seed)
     writer.texts.large_share = LARGE_TEXT_SHARE if reads_log else 0.0
     is_large_due = reads_log and number == 0
-    prepares = reads_log and decoded.may_prepare()
     while time.monotonic() < deadline:
         if is_large_due:
             writer.attempt(decoded.write_many, decoded.delete_many)
