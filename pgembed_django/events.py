@@ -216,7 +216,7 @@ TASK_FAILED_LATE = _event(
 TASK_TIMED_OUT = _event(
     "task_timed_out", WARNING, "%(function)s %(job_id)d did not end within %(seconds)g s"
 )
-CHILD_DIED = _event("child_died", ERROR, "The process %(pid)d, which ran tasks, died: %(error)s")
+CHILD_DIED = _event("child_died", ERROR, "The child process %(pid)d died: %(error)s")
 
 # Providers
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pgembed_django.exceptions import InputRefused, ProviderUnavailable
+from pgembed_django.executors import Recipe
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
+from pgembed_django.providers.local import LocalProvider
 
 
 class ExitingProvider(DeterministicProvider):
@@ -71,3 +74,11 @@ class Moody(DeterministicProvider):
 
     def _refuses(self, text: str) -> bool:
         return self.model in Moody.refusing and Moody.refusing[self.model] in text
+
+
+class PlayedLocalProvider(LocalProvider):
+    """Has its model run by an executor: see ``tests.played.models``."""
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return Recipe(load="tests.played.models.load", model=self.model)

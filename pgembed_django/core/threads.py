@@ -39,6 +39,12 @@ class Threads(Executor):
         self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._count = self._left = count
 
+    def grow(self, count: int) -> None:
+        """Run up to as many requests at once from now on. The thread that submits them calls it."""
+        if count > self._count:
+            self._left += count - self._count
+            self._count = count
+
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
 

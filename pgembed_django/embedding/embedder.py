@@ -89,6 +89,7 @@ class Embedder:
             if not (pool.queue or pool.in_flight):
                 self.pools.remove(pool)
                 pool.close()
+                pool.provider.close()
 
     def send(self) -> bool:
         """Send as many batches as the providers take. Return whether there were any.
@@ -145,10 +146,12 @@ class Embedder:
         return pool
 
     def _fill(self, pool: Pool) -> list[Wanted]:
-        """Take the chunks of a batch from a pool's queue: as many as its quota allows, or one."""
+        """Take the chunks of a batch from a pool's queue: as many as one request takes, or one."""
         wanted: list[Wanted] = []
         by_id = self.units.by_id
-        tokens = pool.limits.tokens_at_once if pool.limits else None
+        quota = pool.limits.tokens_at_once if pool.limits else None
+        limits = [one for one in (quota, pool.provider.max_tokens_per_batch) if one is not None]
+        tokens = min(limits, default=None)
         while pool.queue and len(wanted) < pool.provider.batch_size:
             unit, part, chunk = one = pool.queue[0]
             is_held = by_id.get(unit.claim.id) is unit

@@ -103,8 +103,11 @@ class EmbeddingHandler(Handler):
     def room(self) -> int:
         """How many units to claim now: two rounds of requests. Zero until the last are planned."""
         settings = self.settings
-        round_of_batches = settings.batch_size * settings.concurrency
         pools = self.embedder.pools
+        least = settings.batch_size * settings.concurrency
+        # A model on a device takes larger batches, and a fleet of them more at once.
+        busy = [pool.provider.batch_size * pool.concurrency for pool in pools]
+        round_of_batches = max([least, *busy])
         is_full = sum([len(pool.queue) for pool in pools]) >= round_of_batches
         is_behind = self.held.waiting >= round_of_batches
         if is_full or self.planner.unread or is_behind:

@@ -9,7 +9,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,7 +59,7 @@ def outage_of(request: Future[Outcomes]) -> ProviderUnavailable | None:
 
 
 class Pool:
-    """Sends up to ``concurrency`` requests to one provider at once.
+    """Sends requests to one provider: as many at once as keep its model busy, or ``concurrency``.
 
     An outage pauses the pool. After the pause comes a health check, and once that succeeds, one
     request at a time until the first succeeds. ``wake`` is called from a pool thread when a
@@ -76,7 +76,7 @@ class Pool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.provider = provider
-        self.concurrency = concurrency
+        self._concurrency = concurrency
         self.name = str(provider)
         self.limits = limits_of(provider.alias)
         self.queue: deque[Wanted] = deque()
@@ -92,9 +92,14 @@ class Pool:
         self._quota_until = 0.0
         self._has_answered = False
         self._is_exclusive = False
-        self._executor: Executor = (
+        self._executor: Inline | Threads = (
             Inline() if inline else Threads(concurrency, name=f"pgembed-{provider.alias}")
         )
+
+    @property
+    def concurrency(self) -> int:
+        """How many requests may be in flight at once. More once a local model is loaded."""
+        return self.provider.concurrency or self._concurrency
 
     @property
     def is_down(self) -> bool:
@@ -149,6 +154,8 @@ class Pool:
             suspected = ProviderUnavailable if is_rested else ProviderMisconfigured
         self.in_flight += 1
         self._is_exclusive = exclusively
+        if isinstance(self._executor, Threads):
+            self._executor.grow(self.concurrency)
         ask_first = exclusively or not texts
         future = self._executor.submit(self._embed, texts, sight, ask_first, suspected)
         future.add_done_callback(lambda _: self._wake())

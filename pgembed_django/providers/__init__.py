@@ -14,12 +14,14 @@ from pgembed_django.exceptions import ProviderMisconfigured
 from pgembed_django.providers import declared, errors
 from pgembed_django.providers.base import Embedded, Provider, Vectors
 from pgembed_django.providers.declared import Registry
+from pgembed_django.providers.local import LocalProvider
 from pgembed_django.providers.probes import Probe, Report, report
 
 __all__ = ["Embedded", "Probe", "Provider", "Report", "build", "get", "report"]
 
 NEEDED: Final = ("BACKEND", "MODEL", "DIMENSIONS")
 LIMITS: Final = ("REQUESTS_PER_MINUTE", "TOKENS_PER_MINUTE")
+OPTIONAL: Final = (*LIMITS, "EXECUTOR")
 NEVER_SECRET: Final = ("api_key_env", "header_envs", "document_prefix", "query_prefix")
 """Options with names of environment variables, which may look like keys, and with sentences."""
 
@@ -50,10 +52,11 @@ def build(
     dimensions: int,
     options: Mapping[str, Any],
     batch_size: int | None = None,
+    executor: Mapping[str, Any] | None = None,
 ) -> Provider:
     """Build a new provider. The settings need not declare it: a space may outlive its declaration.
 
-    ``batch_size`` is the default for the option of that name.
+    ``batch_size`` is the default for the option of that name, where a server is asked.
 
     Raises:
         ImproperlyConfigured: an argument is wrong. The message says which, and what to do. The
@@ -61,14 +64,22 @@ def build(
     """
     kind: type[Provider] = declared.class_of(backend, Provider)  # type: ignore[type-abstract]
     declared.require_known(kind, options)
-    if "batch_size" not in options:
+    is_local = issubclass(kind, LocalProvider)
+    if "batch_size" not in options and not is_local:
         options = {**options, "batch_size": batch_size or conf.current().batch_size}
-    return declared.construct(kind, alias=alias, model=model, dimensions=dimensions, **options)
+    made = declared.construct(kind, alias=alias, model=model, dimensions=dimensions, **options)
+    if executor is not None:
+        if not isinstance(made, LocalProvider):
+            raise ImproperlyConfigured(
+                f"EXECUTOR is set, but no model of {kind.__name__} can be run by one. Leave it out."
+            )
+        made.run_by(executor)
+    return made
 
 
 def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> Provider:
     where = f"PGEMBED_PROVIDERS[{alias!r}]"
-    options = declared.options_of(where, alias, config, needed=NEEDED, optional=LIMITS)
+    options = declared.options_of(where, alias, config, needed=NEEDED, optional=OPTIONAL)
     for key in LIMITS:
         limit = config.get(key)
         if limit is not None and (type(limit) is not int or not 1 <= limit <= conf.ENDLESS):
@@ -85,6 +96,7 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
             dimensions=config["DIMENSIONS"],
             options=options,
             batch_size=batch_size,
+            executor=config.get("EXECUTOR"),
         )
     except ImproperlyConfigured as error:
         raise ImproperlyConfigured(f"{where}: {error}") from error

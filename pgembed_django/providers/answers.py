@@ -37,6 +37,9 @@ Vector = npt.NDArray[np.float32]
 Vectors = npt.NDArray[np.float32]
 """Shape: ``(number of texts, dimensions)``."""
 
+Fault = str | ProviderError | None
+"""What is wrong with one vector of an answer. None: nothing. Otherwise it must not be used."""
+
 ROW = (list, np.ndarray)
 """The types that a vector may have in a parsed answer: see ``loads``."""
 
@@ -137,7 +140,7 @@ def matrix_of(answer: object, *, name: str) -> Vectors:
 
 def checked(
     answer: object, *, count: int, dimensions: int, name: str, truncates: bool = False
-) -> tuple[Vectors, list[str | None]]:
+) -> tuple[Vectors, list[Fault]]:
     """Return the unit vectors of an answer, and for each its fault, or None if it has none.
 
     A vector with a fault must not be used. The others of its batch may be. ``truncates``: of wider
@@ -166,7 +169,7 @@ def checked(
     is_finite = np.isfinite(wide).all(axis=1)
     wide[~is_finite] = 0
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
-    found = [
+    found: list[Fault] = [
         None if norm > 0 else "a vector of zeros" if finite else "a vector that is not finite"
         for norm, finite in zip(norms[:, 0].tolist(), is_finite.tolist(), strict=True)
     ]

@@ -5,23 +5,21 @@ No database, no settings.
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
-from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.chunking import Truncation
-from pgembed_django.conf import ENDLESS
 from pgembed_django.core.adapting import AdaptiveSize
+from pgembed_django.core.options import Options
 from pgembed_django.exceptions import InputRefused, InputTooLong, ProviderError
 from pgembed_django.providers import answers, probes
-from pgembed_django.providers.answers import Embedded, Vector, Vectors
+from pgembed_django.providers.answers import Embedded, Fault, Vector, Vectors
 from pgembed_django.providers.batching import HOLD_SECONDS, Suspected, isolate_failures
 from pgembed_django.providers.probes import Probe
 from pgembed_django.providers.recognition import Canary, Context
@@ -29,80 +27,6 @@ from pgembed_django.providers.recognition import Canary, Context
 __all__ = ["Embedded", "Probe", "Provider", "Vector", "Vectors"]
 
 MOST_DIMENSIONS: Final = 16_000
-
-Value = TypeVar("Value")
-
-
-class Options:
-    """Describes and checks a provider's options, which are the keywords of ``__init__``.
-
-    Errors name the option and the remedy.
-    """
-
-    @classmethod
-    def known_options(cls) -> set[str]:
-        """Return the names that OPTIONS may hold."""
-        return {
-            name
-            for ancestor in cls.__mro__
-            if "__init__" in vars(ancestor)
-            for name, parameter in inspect.signature(ancestor).parameters.items()
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        } - {"alias", "model", "dimensions", "clock"}
-
-    @staticmethod
-    def wrong(option: str, value: object, remedy: str) -> ImproperlyConfigured:
-        return ImproperlyConfigured(f"{option} is {value!r}. {remedy}.")
-
-    @staticmethod
-    def optional(
-        check: Callable[[str, Value], Value], option: str, value: Value | None
-    ) -> Value | None:
-        """Return the value of an option that may be left out, which only None stands for."""
-        try:
-            return None if value is None else check(option, value)
-        except ImproperlyConfigured as error:
-            said = str(error).removesuffix(".")
-            raise ImproperlyConfigured(f"{said}, or leave it out.") from None
-
-    def whole(self, option: str, value: int) -> int:
-        """Return the value of an option that must be a whole number of one or more."""
-        if type(value) is not int or value < 1:
-            raise self.wrong(option, value, "Set it to a whole number of one or more")
-        return value
-
-    def string(self, option: str, value: str) -> str:
-        """Return the value of an option that must be a string."""
-        if not isinstance(value, str):
-            raise self.wrong(option, value, "Set it to a string")
-        return value
-
-    def name(self, option: str, value: str) -> str:
-        """Return the value of an option that must be a string with something in it."""
-        if not self.string(option, value).strip():
-            raise self.wrong(option, value, "Give a name")
-        return value
-
-    def flag(self, option: str, value: bool) -> bool:
-        """Return the value of an option: no "False" from the environment, which would be true."""
-        if not isinstance(value, bool):
-            raise self.wrong(option, value, "Set it to True or False")
-        return value
-
-    def mapping(self, option: str, value: Mapping[str, Value] | None) -> Mapping[str, Value]:
-        """Return the value of an option that must be a dict. The error does not quote secrets."""
-        if value is not None and not isinstance(value, Mapping):
-            raise ImproperlyConfigured(f"{option} is not a dict. Give a dict of names and values.")
-        return value or {}
-
-    def seconds(self, option: str, value: float) -> float:
-        """Return the value of an option that must be a positive number of seconds."""
-        if type(value) not in (int, float) or not 0 < value <= ENDLESS:
-            raise self.wrong(option, value, f"Set it to seconds above zero, up to {ENDLESS:,}")
-        return value
-
-    def close(self) -> None:
-        """Close the connections. It may be used again."""
 
 
 class Provider(Options, ABC):
@@ -242,7 +166,7 @@ class Provider(Options, ABC):
         """Do what ``embed_batch`` does, for a query. Override it to respect the time-out."""
         return self.embed_batch(texts)
 
-    def answer(self, texts: Sequence[str]) -> tuple[Vectors, list[str | None]]:
+    def answer(self, texts: Sequence[str]) -> tuple[Vectors, list[Fault]]:
         """Send one batch of documents. Return their vectors and faults as ``answers.checked``.
 
         Raises:
@@ -253,10 +177,13 @@ class Provider(Options, ABC):
             with self._sent_lock:
                 self._sent.update(requests=1, tokens=tokens)
         with answers.provider_errors(self, texts=texts):
-            answer = self.embed_batch([self.document_prefix + text for text in texts])
-            return self.check(answer, count=len(texts))
+            return self.embed_checked([self.document_prefix + text for text in texts])
 
-    def check(self, answer: object, *, count: int) -> tuple[Vectors, list[str | None]]:
+    def embed_checked(self, texts: Sequence[str]) -> tuple[Vectors, list[Fault]]:
+        """Return what ``answer`` does. Each text already has its prefix."""
+        return self.check(self.embed_batch(texts), count=len(texts))
+
+    def check(self, answer: object, *, count: int) -> tuple[Vectors, list[Fault]]:
         """Check an answer of ``embed_batch``. Returns and raises as ``answers.checked``."""
         return answers.checked(
             answer,
@@ -282,6 +209,24 @@ class Provider(Options, ABC):
     def doubt(self) -> str:
         """Return why the model that answers may not be the one that is meant. Empty: no reason."""
         return ""
+
+    tells_too_long: ClassVar[bool] = False
+    """Whether ``embed_checked`` tells which texts are too long, by ``InputTooLong`` as their fault.
+    Then no text need be counted before it is sent."""
+
+    @property
+    def start_seconds(self) -> float:
+        """How long its model took to start. Zero: a server has it, or it was not used yet."""
+        return 0.0
+
+    def runs_on(self) -> str:
+        """Return what its model runs on, for people. Empty: a server knows."""
+        return ""
+
+    @property
+    def concurrency(self) -> int | None:
+        """How many requests keep the model busy. None: PGEMBED_CONCURRENCY."""
+        return None
 
     @property
     def may_cut_silently(self) -> bool:

@@ -46,7 +46,7 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 from pgembed_django.providers import answers
-from pgembed_django.providers.answers import Embedded, Vectors
+from pgembed_django.providers.answers import Embedded, Fault, Vectors
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
@@ -159,6 +159,8 @@ class _Run:
         for index in range(len(self._texts)):
             if not self._texts[index].sent.strip():
                 self._outcomes[index] = InputRefused("The text is empty: nothing to embed.")
+            elif self._provider.tells_too_long:
+                continue
             elif self._limit is not None and (refusal := self._cut_to(self._limit, index)):
                 self._outcomes[index] = refusal
         return [index for index in range(len(self._texts)) if index not in self._outcomes]
@@ -230,9 +232,7 @@ class _Run:
             return self._divided(group, error, charged=error)
         return self._answered(group, vectors, faults)
 
-    def _answered(
-        self, group: Group, vectors: Vectors, faults: Sequence[str | None]
-    ) -> list[Group]:
+    def _answered(self, group: Group, vectors: Vectors, faults: Sequence[Fault]) -> list[Group]:
         """Note the vectors. Return the groups to send again, of texts without a vector."""
         silently: Group = []
         if self._provider.may_cut_silently:
@@ -241,8 +241,12 @@ class _Run:
         self._suspects.clear()
         self._provider.size.succeeded()
         faulty = {}
+        shorter: list[int] = []
         for index, vector, fault in zip(group, vectors, faults, strict=True):
             if index in silently:
+                continue
+            if isinstance(fault, InputTooLong):
+                shorter += self._shortened(index, fault)
                 continue
             if fault:
                 faulty[index] = InputRefused(f"{self._provider} answered {fault}.")
@@ -251,17 +255,25 @@ class _Run:
             self._outcomes[index] = Embedded(vector, was_cut=was_cut)
             if was_cut:
                 self._provider.learnt_characters = len(self._texts[index].sent)
-        groups: list[Group] = []
         if silently:
             refusal = self._provider.context.refusal()
-            shorter = [index for index in silently if self._too_long([index], refusal)]
-            groups = [shorter] if shorter else []
+            shorter += [index for index in silently if self._too_long([index], refusal)]
+        groups: list[Group] = [shorter] if shorter else []
         if not faulty:
             return groups
         self._suspects.update(faulty)
         if len(faulty) == 1 < len(group):
             return [*groups, list(faulty)]  # it shared a batch
         return groups + self._failed(list(faulty), next(iter(faulty.values())))
+
+    def _shortened(self, index: int, error: InputTooLong) -> Group:
+        """Cut a text that was too long, with the provider's own tokenizer. Empty: it is refused."""
+        sent = self._texts[index].sent
+        if self._limit is not None and (refusal := self._cut_to(self._limit, index)):
+            self._outcomes[index] = refusal
+        elif self._texts[index].sent != sent or self._too_long([index], error):
+            return [index]
+        return []
 
     def _too_long(self, group: Group, error: InputTooLong) -> list[Group]:
         if len(group) > 1:

@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
+from pgembed_django.core.options import Options
 from pgembed_django.core.threads import fork_safe_lock
 from pgembed_django.exceptions import did_you_mean
 from pgembed_django.providers import errors
-from pgembed_django.providers.base import Options
 
 Kind = TypeVar("Kind", bound=Options)
 

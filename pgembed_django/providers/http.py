@@ -13,10 +13,11 @@ from urllib.parse import SplitResult, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
+from pgembed_django.core.options import Options
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers import answers, connections, errors
 from pgembed_django.providers.answers import Vector, Vectors
-from pgembed_django.providers.base import Options, Provider
+from pgembed_django.providers.base import Provider
 from pgembed_django.providers.connections import Answer, Client
 
 MAX_WAIT_SECONDS: Final = 600.0

@@ -1,169 +1,315 @@
-"""Run any sentence-transformers model in this process."""
+"""Run any sentence-transformers model, without a server."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
-import threading
+import os
 from collections.abc import Sequence
-from functools import cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from django.core.exceptions import ImproperlyConfigured
 
-from pgembed_django.core.threads import fork_safe_lock
-from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
-from pgembed_django.providers.base import Options, Provider, Vectors
+from pgembed_django.exceptions import ProviderMisconfigured
+from pgembed_django.executors import Answer, Facts, Model, OwnProcess, Place, Recipe
+from pgembed_django.providers.local import (
+    LocalModel,
+    LocalProvider,
+    folder_digest,
+    require_digest,
+)
 
-WEIGHTS: Final = {".safetensors", ".bin", ".onnx", ".pt"}
+DTYPES: Final = ("float32", "float16", "bfloat16")
+BACKENDS: Final = {"torch": "torch", "onnx": "onnxruntime", "openvino": "openvino"}
+"""What may run a model, and the package that this needs."""
 
-_loading: Final = fork_safe_lock()
+TOKENS_AT_ONCE: Final = {"cpu": 4_096}
+DEVICE_TOKENS: Final = 65_536
+"""How many tokens, padding included, a device computes at once. Fewer where they do not fit."""
+
+REQUESTS: Final = {"cpu": (256, 16_384)}
+DEVICE_REQUEST: Final = (1_024, 262_144)
+"""How many texts, and how many tokens, a request has at most. The longer, the less padding."""
 
 
-class _Loaded(NamedTuple):
-    """A loaded model. It computes one batch at a time: batches would share the device's memory."""
-
-    model: Any
-    computing: threading.RLock
-
-
-class InProcess(Options):
-    """A model of the library, given by name or path, loaded at first use, once per process."""
+class SentenceTransformersModel(LocalModel):
+    """A model of the library, given by name or path."""
 
     kind = "SentenceTransformer"
     """Which class of the library loads it."""
-
-    model: str
 
     def __init__(
         self,
         *,
         device: str | None = None,
+        dtype: Literal["float32", "float16", "bfloat16"] | None = None,
+        backend: Literal["torch", "onnx", "openvino"] = "torch",
+        file_name: str | None = None,
+        threads: int | None = None,
         trust_remote_code: bool = False,
         local_files_only: bool = False,
         revision: str | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
+        if dtype is not None and dtype not in DTYPES:
+            raise self.wrong("dtype", dtype, f"Set it to one of {', '.join(DTYPES)}")
+        if backend not in BACKENDS:
+            raise self.wrong("backend", backend, f"Set it to one of {', '.join(BACKENDS)}")
+        self.dtype = dtype
+        self.file_name = self.optional(self.name, "file_name", file_name)
         self._revision = self.optional(self.name, "revision", revision)
-        self._arguments = (
-            self.kind,
-            self.model,
-            self.optional(self.name, "device", device),
-            self.flag("trust_remote_code", trust_remote_code),
-            self.flag("local_files_only", local_files_only),
-            self._revision,
+        self._arguments = {
+            "kind": self.kind,
+            "model": self.model,
+            "device": self.optional(self.name, "device", device),
+            "dtype": dtype,
+            "backend": backend,
+            "file_name": self.file_name,
+            "threads": self.optional(self.whole, "threads", threads),
+            "trust_remote_code": self.flag("trust_remote_code", trust_remote_code),
+            "local_files_only": self.flag("local_files_only", local_files_only),
+            "revision": self._revision,
+        }
+        extra = "sentence-transformers" if backend == "torch" else backend
+        for package in ("sentence_transformers", BACKENDS[backend]):
+            if backend != "torch" or package == "sentence_transformers":
+                require_package(package, extra=extra)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        digest = folder_digest(self.model)
+        return Recipe(
+            load=f"{__name__}.load",
+            model=self.model,
+            arguments={**self._arguments, "digest": digest or self._revision},
         )
-        if importlib.util.find_spec("sentence_transformers") is None:
-            raise ImproperlyConfigured(
-                "The package sentence-transformers is not installed. "
-                'It comes with pip install "pgembed-django[sentence-transformers]".'
-            )
-
-    def compute(self, method: str, texts: Sequence[Any], *, batch_size: int) -> Any:
-        """Return what a method of the model answers for some texts, or pairs of them.
-
-        Raises:
-            ProviderError: it failed.
-        """
-        loaded = self._loaded()
-        try:
-            with loaded.computing:
-                return getattr(loaded.model, method)(
-                    list(texts),
-                    batch_size=batch_size,
-                    show_progress_bar=False,
-                    convert_to_numpy=True,
-                )
-        except (RuntimeError, MemoryError, IndexError, ValueError) as error:
-            # For instance, the device is out of memory, or the tokenizer rejects a text.
-            # Not chained: the message may contain the text.
-            raise ProviderError(f"{self} failed with {type(error).__name__}.") from None
-
-    def _loaded(self) -> _Loaded:
-        try:
-            with _loading:
-                return _load(*self._arguments)
-        except (OSError, ValueError) as error:
-            raise ProviderMisconfigured(
-                f"sentence-transformers cannot load the model {self.model!r}: "
-                f"{type(error).__name__}. Is the name or the path right?"
-            ) from error
 
 
-class SentenceTransformerProvider(InProcess, Provider):
-    """A model that embeds.
+class SentenceTransformerProvider(SentenceTransformersModel, LocalProvider):
+    """A model that embeds, in a process of its own unless EXECUTOR says otherwise."""
 
-    It would silently cut long texts, so they are cut first, with its own tokenizer.
-    """
-
-    @property
-    def max_input_tokens(self) -> int | None:
-        return super().max_input_tokens or getattr(self._loaded().model, "max_seq_length", None)
-
-    def embed_batch(self, texts: Sequence[str]) -> Vectors:
-        answer = self.compute("encode", texts, batch_size=self.batch_size)
-        return np.asarray(answer, dtype=np.float32)
-
-    def warm_up(self) -> None:
-        # The first batch takes longer than others, too, and shows whether DIMENSIONS is right.
-        self.answer([self.health_check_text])
-        self.model_digest()
-
-    def model_digest(self) -> str | None:
-        """Return the digest of a local folder's weights, or else the revision in the options."""
-        folder = Path(self.model)
-        if not folder.is_dir():
-            return self._revision
-        files = sorted(path for path in folder.rglob("*") if path.suffix in WEIGHTS)
-        try:
-            states = [(path, path.stat()) for path in files]
-            return _digest(tuple((p, state.st_size, state.st_mtime_ns) for p, state in states))
-        except OSError as error:
-            raise ProviderUnavailable(
-                f"The weights in {self.model} cannot be read: {type(error).__name__}."
-            ) from error
-
-    def count_tokens(self, text: str) -> int | None:
-        tokenizer = getattr(self._loaded().model, "tokenizer", None)
-        return None if tokenizer is None else len(tokenizer.encode(text))
-
-    def weigh(self, text: str) -> int:
-        # Tokenizing twice would cost more than a batch of the wrong size.
-        return len(text) // 4 + 1
+    executor_class = OwnProcess
+    space_options = (*LocalProvider.space_options, "dtype", "file_name")
 
 
-@cache
-def _digest(files: tuple[tuple[Path, int, int], ...]) -> str | None:
-    """Return the digest of the files' contents. It is computed once for each size and time."""
-    if not files:
-        return None
-    whole = hashlib.sha256()
-    for path, _, _ in files:
-        with path.open("rb") as weights:
-            whole.update(hashlib.file_digest(weights, "sha256").digest())
-    return whole.hexdigest()
+def require_package(package: str, *, extra: str) -> None:
+    """Raise ``ImproperlyConfigured`` if a package is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise ImproperlyConfigured(
+            f"The package {package.replace('_', '-')} is not installed. "
+            f'It comes with pip install "pgembed-django[{extra}]".'
+        )
 
 
-@cache
-def _load(
+# In the process that runs the model
+
+
+def load(
+    *,
     kind: str,
     model: str,
     device: str | None,
+    dtype: str | None,
+    backend: str,
+    file_name: str | None,
+    threads: int | None,
     trust_remote_code: bool,
     local_files_only: bool,
     revision: str | None,
-) -> _Loaded:
+    digest: str | None,
+    place: Place,
+) -> Model:
+    """Load a model of the library.
+
+    Raises:
+        ProviderMisconfigured: it cannot be loaded.
+    """
+    if Path(model).is_dir():
+        require_digest(model, digest)
     # Imported by name, so that type checking does not need the extra installed.
     library = importlib.import_module("sentence_transformers")
-    loaded = getattr(library, kind)(
-        model,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        local_files_only=local_files_only,
-        revision=revision,
-    )
-    return _Loaded(loaded, computing=fork_safe_lock())
+    threads = threads or cores() // place.count or 1
+    given: dict[str, Any] = {"dtype": dtype} if dtype else {}
+    if backend == "torch":
+        torch = importlib.import_module("torch")
+        torch.set_num_threads(threads)
+        if device is None and torch.cuda.is_available():
+            device = f"cuda:{place.index % torch.cuda.device_count()}"
+    elif backend == "onnx":
+        runtime = importlib.import_module("onnxruntime")
+        given["session_options"] = runtime.SessionOptions()
+        given["session_options"].intra_op_num_threads = threads
+    else:
+        given["ov_config"] = {"INFERENCE_NUM_THREADS": threads}
+    if file_name:
+        given["file_name"] = file_name
+    try:
+        loaded = getattr(library, kind)(
+            model,
+            device=device,
+            backend=backend,
+            model_kwargs=given,
+            trust_remote_code=trust_remote_code,
+            local_files_only=local_files_only,
+            revision=revision,
+        )
+    except (OSError, ValueError) as error:
+        raise ProviderMisconfigured(
+            f"sentence-transformers cannot load the model {model!r}: {type(error).__name__}. "
+            "Is the name or the path right?"
+        ) from error
+    return _Embedding(loaded, threads) if kind == "SentenceTransformer" else _Scoring(loaded)
+
+
+def cores() -> int:
+    """Return how many cores this process may use, rounded up: a container may have fewer."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(count or 1, -(-int(quota) // int(period))))
+    except (OSError, ValueError):  # no such limit
+        return count or 1
+
+
+class _Prepared(NamedTuple):
+    """Tokenized texts, as tensors with a row per text, padded to the longest one."""
+
+    texts: int
+    features: dict[str, Any]
+    lengths: Any
+    order: Sequence[int]
+    """The rows of texts that fit the context, the longest first."""
+    too_long: Sequence[int]
+
+
+class _Computed(NamedTuple):
+    prepared: _Prepared
+    vectors: Any
+    """Shape: ``(len(prepared.order), dimensions)``. On its way from the device."""
+    event: Any
+    """When it has arrived. None: it has."""
+
+
+class _Embedding(Model):
+    """Computes texts of similar lengths together, as many as the device has room for."""
+
+    def __init__(self, loaded: Any, threads: int) -> None:
+        self._torch = torch = importlib.import_module("torch")
+        self._model = loaded.eval()
+        self._device = loaded.device
+        kind = loaded.device.type
+        self._room = TOKENS_AT_ONCE.get(kind, DEVICE_TOKENS)
+        self._prompt = loaded.prompts.get(loaded.default_prompt_name) or None
+        batch_size, batch_tokens = REQUESTS.get(kind, DEVICE_REQUEST)
+        weights = next(iter(loaded.parameters()), None)
+        is_card = kind == "cuda"
+        self.facts = Facts(
+            device=str(loaded.device),
+            hardware=torch.cuda.get_device_name(loaded.device) if is_card else "",
+            devices=torch.cuda.device_count() if is_card else 1,
+            dtype="float32" if weights is None else str(weights.dtype).removeprefix("torch."),
+            threads=None if is_card else threads,
+            max_tokens=loaded.max_seq_length,
+            batch_size=batch_size,
+            batch_tokens=batch_tokens,
+        )
+
+    def prepare(self, texts: Sequence[str]) -> _Prepared:
+        features = dict(self._model.preprocess([*texts], prompt=self._prompt))
+        mask = features["attention_mask"]
+        lengths = mask.sum(dim=1).tolist()
+        too_long = self._too_long(texts, lengths)
+        order = [row for row in np.argsort(lengths)[::-1].tolist() if row not in too_long]
+        return _Prepared(len(texts), features, lengths, order, sorted(too_long))
+
+    def compute(self, prepared: _Prepared) -> _Computed:
+        torch, order = self._torch, prepared.order
+        made: list[Any] = []
+        start = 0
+        with torch.inference_mode():
+            while start < len(order):
+                longest = prepared.lengths[order[start]]
+                rows = order[start : start + max(1, self._room // longest)]
+                try:
+                    made.append(self._forward(prepared.features, rows, longest))
+                except torch.OutOfMemoryError:
+                    if len(rows) == 1:
+                        raise
+                    torch.cuda.empty_cache()
+                    self._room = max(longest, len(rows) * longest // 2)
+                    continue
+                start += len(rows)
+            if not made:
+                return _Computed(prepared, None, None)
+            vectors = torch.cat(made).float()
+            if vectors.device.type != "cuda":
+                return _Computed(prepared, vectors.cpu(), None)
+            # Copied while the next call is computed: waiting here would keep the device idle.
+            arriving = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
+            arriving.copy_(vectors, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            return _Computed(prepared, arriving, event)
+
+    def finish(self, computed: _Computed) -> Answer:
+        prepared, vectors, event = computed
+        if event is not None:
+            event.synchronize()
+        found = np.zeros((0, 0)) if vectors is None else vectors.numpy()
+        values = np.zeros((prepared.texts, found.shape[1]), dtype=np.float32)
+        values[prepared.order] = found
+        return Answer(values, prepared.too_long)
+
+    def count(self, texts: Sequence[str]) -> Sequence[int | None]:
+        tokenizer = self._model.tokenizer
+        if tokenizer is None or not texts:
+            return [None] * len(texts)
+        prompted = [(self._prompt or "") + text for text in texts]
+        encoded = tokenizer(prompted, truncation=False, padding=False, verbose=False)
+        return [len(ids) for ids in encoded["input_ids"]]
+
+    def is_broken_by(self, error: BaseException) -> bool:
+        # After such an error the library raises another one for each call.
+        return "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"
+
+    def _too_long(self, texts: Sequence[str], lengths: Sequence[int]) -> set[int]:
+        """Return which texts the tokenizer has cut."""
+        most = self.facts.max_tokens
+        full = [row for row, length in enumerate(lengths) if most and length >= most]
+        counts = self.count([texts[row] for row in full])
+        return {
+            row for row, count in zip(full, counts, strict=True) if count and count > (most or 0)
+        }
+
+    def _forward(self, features: dict[str, Any], rows: Sequence[int], longest: int) -> Any:
+        """Return the vectors of some rows, on the device."""
+        padded = features["attention_mask"].shape
+        is_left = self._model.tokenizer.padding_side == "left"
+        columns = slice(-longest, None) if is_left else slice(longest)
+        some = {
+            name: value[rows][:, columns].to(self._device, non_blocking=True)
+            if hasattr(value, "shape") and value.shape[:2] == padded
+            else value
+            for name, value in features.items()
+        }
+        return self._model(some)["sentence_embedding"]
+
+
+class _Scoring(Model):
+    """Scores pairs of texts."""
+
+    def __init__(self, loaded: Any) -> None:
+        self._model = loaded
+
+    def compute(self, prepared: Sequence[Any]) -> Answer:
+        scores = self._model.predict(
+            [*prepared],
+            batch_size=len(prepared),
+            show_progress_bar=False,
+            convert_to_numpy=True,
+        )
+        return Answer(scores)

@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
+from pgembed_django.core.options import Options
 from pgembed_django.exceptions import ProviderError, ProviderTimeout
 from pgembed_django.providers import answers
-from pgembed_django.providers.base import Options
 
 BATCH_SIZE: Final = 32
 """The default of text-embeddings-inference, which refuses more (``--max-client-batch-size``)."""

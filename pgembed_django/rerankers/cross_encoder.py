@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pgembed_django.providers.sentence_transformers import InProcess
+from pgembed_django.providers.sentence_transformers import SentenceTransformersModel
 from pgembed_django.rerankers.base import Reranker
 
 
-class CrossEncoderReranker(InProcess, Reranker):
+class CrossEncoderReranker(SentenceTransformersModel, Reranker):
     """A model that reads query and passage together. It cuts what is too long for it."""
 
     kind = "CrossEncoder"
@@ -17,7 +17,7 @@ class CrossEncoderReranker(InProcess, Reranker):
         self, query: str, passages: Sequence[str], *, timeout_seconds: float
     ) -> Sequence[float]:
         pairs = [(query, passage) for passage in passages]
-        scores: Sequence[float] = self.compute("predict", pairs, batch_size=self.batch_size)
+        scores: Sequence[float] = self.executor.compute(pairs, is_query=True).values  # type: ignore[assignment]
         return scores
 
     def warm_up(self) -> None:

@@ -26,23 +26,30 @@ def work(stage):
     begun.set()
     fork.wait()
 """
-SENTENCE_TRANSFORMERS = """
+LOCAL = """
+from functools import cached_property
+
 import at_work
 import numpy as np
+from pgembed_django.executors import Answer, Model, Recipe
+from pgembed_django.providers.local import LocalProvider
 
-at_work.work("import")
+
+class Provider(LocalProvider):
+    @cached_property
+    def recipe(self):
+        return Recipe(load="local.load", model="any")
 
 
-class SentenceTransformer:
-    tokenizer = None
-    max_seq_length = None
+class Played(Model):
+    def compute(self, texts):
+        at_work.work("compute")
+        return Answer(np.ones((len(texts), 64), dtype=np.float32))
 
-    def __init__(self, name, **arguments):
-        at_work.work("load")
 
-    def encode(self, texts, **arguments):
-        at_work.work("encode")
-        return np.ones((len(texts), 64))
+def load(*, place):
+    at_work.work("load")
+    return Played()
 """
 WORDLLAMA = """
 from types import SimpleNamespace
@@ -104,7 +111,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 FILES = {
     "at_work.py": AT_WORK,
     "own.py": OWN,
-    "sentence_transformers.py": SENTENCE_TRANSFORMERS,
+    "local.py": LOCAL,
     "wordllama/__init__.py": WORDLLAMA,
     "wordllama/weights/any_256.safetensors": "",
 }
@@ -117,9 +124,8 @@ PROVIDERS = "pgembed_django.providers"
         ("own.Provider", "build"),
         (f"{PROVIDERS}.wordllama.WordLlamaProvider", "import"),
         (f"{PROVIDERS}.wordllama.WordLlamaProvider", "load"),
-        (f"{PROVIDERS}.sentence_transformers.SentenceTransformerProvider", "import"),
-        (f"{PROVIDERS}.sentence_transformers.SentenceTransformerProvider", "load"),
-        (f"{PROVIDERS}.sentence_transformers.SentenceTransformerProvider", "encode"),
+        ("local.Provider", "load"),
+        ("local.Provider", "compute"),
     ],
 )
 def test_a_child_embeds_though_its_parent_was_at_it_when_it_forked(

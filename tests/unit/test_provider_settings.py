@@ -224,3 +224,50 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         monkeypatch.setattr(PathFinder, "find_spec", staticmethod(find_spec))
 
     return hide
+
+
+LOCAL = {
+    "BACKEND": "tests.providers.PlayedLocalProvider",
+    "MODEL": "played",
+    "DIMENSIONS": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("here", "EXECUTOR is 'here'. Set it to a dict with a BACKEND, or leave it out."),
+        ({"PROCESSES": 2}, "EXECUTOR is {'PROCESSES': 2}. Set it to a dict with a BACKEND, or"),
+        ({"BACKEND": BACKEND}, "not a subclass of pgembed_django.executors.Executor. It takes"),
+        (
+            {"BACKEND": "pgembed_django.executors.OwnProcess", "PROCESES": 2},
+            "EXECUTOR: OwnProcess has no option 'PROCESES'. Did you mean 'PROCESSES'? Its options",
+        ),
+        (
+            {"BACKEND": "pgembed_django.executors.OwnProcess", "PROCESSES": 0},
+            "EXECUTOR: PROCESSES is 0. Set it to a whole number of one or more, or leave it out.",
+        ),
+    ],
+)
+def test_a_wrong_executor_is_told(config: Any, said: str):
+    with (
+        override_settings(PGEMBED_PROVIDERS={"default": {**LOCAL, "EXECUTOR": config}}),
+        pytest.raises(ImproperlyConfigured, match=re.escape(said)),
+    ):
+        providers.get()
+
+
+def test_a_server_has_no_executor():
+    config = {**GOOD, "EXECUTOR": {"BACKEND": "pgembed_django.executors.InProcess"}}
+    with (
+        override_settings(PGEMBED_PROVIDERS={"default": config}),
+        pytest.raises(ImproperlyConfigured, match="no model of DeterministicProvider can be run"),
+    ):
+        providers.get()
+
+
+def test_the_batch_size_of_servers_is_not_that_of_models_on_a_device():
+    with override_settings(PGEMBED_PROVIDERS={"default": LOCAL}, PGEMBED_BATCH_SIZE=9):
+        provider = providers.get()
+        provider.warm_up()
+    assert provider.batch_size == 256
