@@ -65,6 +65,7 @@ IDS = {
     "pgembed.W019": "A publication does not have all changes of a table that is read from the log.",
     "pgembed.W020": "An unread slot may fill the disk: max_slot_wal_keep_size is -1.",
     "pgembed.W021": "A replication slot is left that no spec needs.",
+    "pgembed.W022": "A lease is too short for a model to start. Only looked at with --deploy.",
 }
 
 register(check_settings)

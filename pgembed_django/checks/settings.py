@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -98,12 +99,15 @@ def _caches() -> Iterator[CheckMessage]:
 def check_providers(**_: Any) -> list[CheckMessage]:
     """Ask each provider to embed a word. Return an error for each that fails.
 
-    If one answers, but its server does not list its model, that is a warning.
+    If one answers, but its server does not list its model, that is a warning. So is a model in a
+    process of its own that takes longer to start than half a lease.
     """
     found: list[CheckMessage] = []
+    lease_seconds = conf.current().lease_seconds
     for alias in conf.current().declared:
         try:
-            probe = providers.get(alias).probe()
+            provider = providers.get(alias)
+            probe = provider.probe()
         except ImproperlyConfigured:
             continue  # check_settings reports it
         hint = f"For details, run manage.py embed_probe {alias}"
@@ -114,4 +118,15 @@ def check_providers(**_: Any) -> list[CheckMessage]:
         elif probe.doubt:
             message = f"The provider {alias!r} may have another model: {probe.doubt}"
             found.append(Warning(message, hint=hint, id="pgembed.W013"))
+        seconds = provider.start_seconds
+        if seconds * 2 > lease_seconds:
+            found.append(
+                Warning(
+                    f"The model of the provider {alias!r} takes {seconds:.0f} s to start, and a "
+                    f"lease lasts {lease_seconds:g} s.",
+                    hint=f"Set PGEMBED_LEASE_SECONDS to {math.ceil(seconds * 2)} or more: jobs "
+                    "wait for a model that has to start again.",
+                    id="pgembed.W022",
+                )
+            )
     return found

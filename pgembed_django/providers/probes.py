@@ -15,6 +15,7 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 from pgembed_django.providers import answers
+from pgembed_django.providers.batching import fitting_one_request
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
@@ -97,6 +98,8 @@ def probe(provider: Provider) -> Probe:
     reachable, present, width, digest, message = True, None, None, None, ""
     try:
         with answers.provider_errors(provider):
+            provider.warm_up()
+            started = time.monotonic()
             answer = answers.matrix_of(
                 provider.embed_batch([provider.health_check_text]), name=str(provider)
             )
@@ -147,7 +150,10 @@ def timings(
     provider: Provider, *, clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[Timing]:
     """Time batches of up to a provider's ``batch_size``, and yield each when it has ended."""
-    for size in sorted({min(size, provider.batch_size) for size in BATCHES}):
+    sizes = {min(size, provider.batch_size) for size in BATCHES}
+    if provider.tells_too_long:  # a model here, which likes large batches
+        sizes.add(fitting_one_request(provider, [SAMPLE] * provider.batch_size))
+    for size in sorted(sizes):
         # All texts differ, so that no server can answer from a cache.
         texts = [f"{provider.document_prefix}{size}.{number} {SAMPLE}" for number in range(size)]
         started = clock()

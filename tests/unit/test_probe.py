@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -157,7 +159,7 @@ def test_an_error_of_the_providers_own_is_told_by_its_name(settings, capsys):
     with pytest.raises(CommandError, match="These failed: default"):
         call_command("embed_probe")
 
-    assert "mine (provider 'default') raised RuntimeError." in capsys.readouterr().out
+    assert "mine (provider 'default') raised OSError." in capsys.readouterr().out
     assert [problem.id for problem in problems()] == ["pgembed.E021"]
 
 
@@ -384,3 +386,39 @@ def test_names_that_a_server_lists_are_quoted_safely(listing):
     assert "abcdefghij" not in written
     assert "\x1b" not in written
     assert "x" * 400 not in written
+
+
+@pytest.fixture
+def local(settings):
+    """A model in a process of its own, which takes longer to start than half a lease."""
+    settings.PGEMBED_PROVIDERS = {
+        "default": {
+            "BACKEND": "tests.providers.PlayedLocalProvider",
+            "MODEL": "played",
+            "DIMENSIONS": 4,
+            "EXECUTOR": {"BACKEND": "pgembed_django.executors.OwnProcess"},
+        }
+    }
+    yield providers.get()
+    providers.get().close()
+
+
+def test_a_local_model_tells_what_it_runs_on_and_how_fast(local, capsys):
+    call_command("embed_probe")
+
+    written = capsys.readouterr().out
+    assert "runs on:                cpu, float32, OwnProcess" in written
+    assert re.search(r"starts in: +\d+\.\d s\n", written)
+    assert "batch of 256:" in written
+    assert re.search(r"rate: +[\d,]+ texts of 200 words per second", written)
+
+
+def test_a_lease_that_is_too_short_for_a_model_to_start_is_told(local, settings):
+    assert problems() == []
+    settings.PGEMBED_LEASE_SECONDS = local.start_seconds
+
+    [problem] = problems()
+
+    assert problem.id == "pgembed.W022"
+    assert "The model of the provider 'default' takes" in problem.msg
+    assert f"to {math.ceil(local.start_seconds * 2)} or more" in problem.hint

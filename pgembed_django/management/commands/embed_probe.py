@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Final
 
@@ -64,6 +65,9 @@ class Command(StoppableCommand):
         cut = f", cut to {provider.dimensions}" if provider.truncate_dimensions else ""
         self._write("width", f"{probe.width}{cut}" if probe.width else "unknown")
         self._write("digest", probe.digest or "not reported")
+        if provider.start_seconds:
+            self._write("runs on", provider.runs_on())
+            self._write("starts in", f"{provider.start_seconds:.1f} s")
         self._write("first word", f"{probe.seconds * 1000:.0f} ms")
         if probe.doubt:
             self.stdout.write(self.style.WARNING(f"  {probe.doubt}"))
@@ -81,6 +85,8 @@ class Command(StoppableCommand):
         report = Report(probe=probe, timings=tuple(timings))
         if report.recommended_batch_size:
             self._write("recommended batch_size", report.recommended_batch_size)
+            each = min(one.milliseconds_per_text or math.inf for one in timings)
+            self._write("rate", f"{1000 / each:,.0f} texts of 200 words per second")
         return report.ok
 
     def _scores(self, reranker: Reranker) -> bool:
