@@ -106,7 +106,8 @@ def reconcile_once(
 def reconcile_page(spec: Spec, scan: str, *, using: str) -> Page | None:
     """Do the next page of a scan.
 
-    None: the scan or the table is locked, the backlog is full, or no space is live.
+    None: the scan, the table or jobs that it needs are locked, the backlog is full, or no space is
+    live.
     Raises the database's error if the page timed out or met a damaged value. The next call then
     takes half as many rows.
     """
@@ -151,9 +152,13 @@ def _next_page(
             units, end = found
         else:
             units, end = _find_gaps(spec, scan, live, cursor.cursor, rows=rows, using=using)
-        enqueued = jobs.enqueue(
+        enqueued, left = jobs.enqueue_unlocked(
             spec.key, units, kind=Job.Kind.RECONCILER, priority=spec.priority, using=using
         )
+        if left and not cursor.finished_recipe:
+            # No later scan may follow one that was begun anew: it stays at the page until others
+            # have unlocked all jobs there, which may be rolled back.
+            return Page(enqueued, is_last=False) if enqueued else None
         state: dict[str, Any] = {"recipe": cursor.recipe}
         if end is None:
             state |= {"cursor": None, "finished_at": Now(), "finished_recipe": cursor.recipe}

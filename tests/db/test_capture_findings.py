@@ -9,11 +9,14 @@ from django.db import connection
 
 from pgembed_django import spaces
 from pgembed_django.capture import slots
+from pgembed_django.models import Job
 from pgembed_django.spaces import reconcile
 from tests.app.models import Note, NoteEmbedding
-from tests.captures import catch_up, is_compared
+from tests.captures import catch_up, is_compared, units
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+ADD_JOB = "INSERT INTO pgembed_job (spec, source_pk) SELECT %s, unnest(%s::text[])"
 
 
 @pytest.fixture(params=["wal", "message"])
@@ -127,3 +130,62 @@ def test_of_a_table_that_was_filled_again_a_worker_does_not_bring_a_former_row_b
     finish(worker)
 
     assert passages(doomed.pk) == []
+
+
+# What has failed, or is locked
+
+
+def test_a_failure_whose_row_was_rewritten_in_a_gap_is_tried_again(provider, notes, make_worker):
+    note = Note.objects.create(body="poison")
+    catch_up()
+    finish(make_worker())
+    [failure] = Job.objects.filter(status="failed", settled_at=None)
+    lose_the_slot()
+    Note.objects.update(body="sound")
+
+    catch_up()
+    scan(notes)
+    finish(make_worker())
+
+    failure.refresh_from_db()
+    assert failure.settled_at is not None
+    assert passages(note.pk) == ["sound"]
+
+
+def test_a_scan_after_a_gap_comes_back_to_a_unit_whose_job_was_locked(
+    notes, make_worker, second_connection
+):
+    note = Note.objects.create(body="old text")
+    catch_up()
+    finish(make_worker())
+    lose_the_slot()
+    Note.objects.update(body="new text")
+    catch_up()
+    second_connection.execute(ADD_JOB, [notes.key, [str(note.pk)]])
+    scan(notes)
+    second_connection.rollback()
+
+    scan(notes)
+    finish(make_worker())
+
+    assert passages(note.pk) == ["new text"]
+
+
+def test_a_scan_after_a_gap_comes_back_to_units_beside_many_that_were_locked(
+    notes, make_worker, second_connection
+):
+    made = Note.objects.bulk_create(Note(body=f"old text {number}") for number in range(150))
+    catch_up()
+    finish(make_worker())
+    lose_the_slot()
+    for note in made:
+        note.body = note.body.replace("old", "new")
+    Note.objects.bulk_update(made, ["body"])
+    catch_up()
+    second_connection.execute(ADD_JOB, [notes.key, [str(note.pk) for note in made[:50]]])
+    scan(notes)
+    second_connection.commit()
+
+    scan(notes)
+
+    assert units(notes) == sorted(str(note.pk) for note in made)

@@ -20,6 +20,7 @@ from pgembed_django.queue.jobs.enqueueing import (
     enqueue_again,
     enqueue_doubtful,
     enqueue_related,
+    enqueue_unlocked,
     free,
     nudge,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "enqueue_again",
     "enqueue_doubtful",
     "enqueue_related",
+    "enqueue_unlocked",
     "fail",
     "fail_unknown",
     "forget",

@@ -97,7 +97,14 @@ def enqueue(spec: str, source_pks: Sequence[str], *, kind: str, priority: int, u
     A unit whose writer's transaction is open is left to that writer's job. If there are many
     such units, some of the others are left to the next call, too.
     """
-    return _add_free(ENQUEUE, spec, source_pks, kind, priority, using)[0]
+    return enqueue_unlocked(spec, source_pks, kind=kind, priority=priority, using=using)[0]
+
+
+def enqueue_unlocked(
+    spec: str, source_pks: Sequence[str], *, kind: str, priority: int, using: str
+) -> tuple[int, list[str]]:
+    """Add jobs like ``enqueue``. Returns how many were added, and the units that are left."""
+    return _add_free(ENQUEUE, spec, source_pks, kind, priority, using)
 
 
 def enqueue_related(
