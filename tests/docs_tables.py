@@ -178,7 +178,7 @@ def metrics_of_worker() -> str:
 
     # What a worker is asked for; no worker is started.
     liveness = SimpleNamespace(stuck=lambda: None, age_seconds=0)
-    worker: Any = SimpleNamespace(specs=(), is_running=False, liveness=liveness)
+    worker: Any = SimpleNamespace(specs=(), is_running=False, liveness=liveness, works=())
     registry = CollectorRegistry()
     of_worker = collectors.WorkerCollector(worker, registry)
     counters = [one for one in registry._collector_to_names if hasattr(one, "_labelnames")]

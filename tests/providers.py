@@ -9,8 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from pgembed_django.exceptions import InputRefused, ProviderUnavailable
-from pgembed_django.executors import Recipe
+from pgembed_django.executors import Answer, Facts, Model, Place, Recipe
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.local import LocalProvider
@@ -32,6 +34,51 @@ class ExitingProvider(DeterministicProvider):
         if any("poison" in text for text in texts):
             os._exit(13)
         return super().embed_batch(texts)
+
+
+class Abacus(Model):
+    """A model that is loaded in no time, and whose vectors carry no meaning."""
+
+    facts = Facts(hardware="abacus")
+
+    def __init__(self, dimensions: int, beads: int) -> None:
+        self._dimensions = dimensions
+        self._beads = beads
+
+    def compute(self, prepared: Sequence[str]) -> Answer:
+        seeds = [[self._beads, *text.encode()] for text in prepared]
+        rows = [np.random.default_rng(seed).standard_normal(self._dimensions) for seed in seeds]
+        return Answer(np.array(rows, dtype=np.float32))
+
+
+def load_abacus(*, dimensions: int, beads: int, place: Place) -> Abacus:
+    return Abacus(dimensions, beads)
+
+
+class AbacusProvider(LocalProvider):
+    """Runs an ``Abacus`` in process. Other ``beads`` make other vectors."""
+
+    space_options = (*LocalProvider.space_options, "beads")
+
+    def __init__(self, *, beads: int = 0, **common: Any) -> None:
+        super().__init__(**common)
+        self.beads = beads
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        arguments = {"dimensions": self.dimensions, "beads": self.beads}
+        return Recipe(load="tests.providers.load_abacus", model=self.model, arguments=arguments)
+
+
+def abacus(kind: str = "InProcess", *, options: Any = None, **executor: Any) -> dict[str, Any]:
+    """Declare it, with its options, and those of its executor."""
+    return {
+        "BACKEND": "tests.providers.AbacusProvider",
+        "MODEL": "abacus",
+        "DIMENSIONS": 64,
+        "OPTIONS": options or {},
+        "EXECUTOR": {"BACKEND": f"pgembed_django.executors.{kind}", **executor},
+    }
 
 
 class PickyProvider(DeterministicProvider):

@@ -81,6 +81,12 @@ def of(request: HttpRequest) -> dict[str, Any] | None:
         ],
         "capture": seen.capture,
         "workers": seen.workers,
+        "executors": [
+            (worker.name, executor)
+            for worker in seen.workers
+            if worker.is_live
+            for executor in worker.executors
+        ],
         "providers": [
             (one, one.retries_at and max(0.0, seconds_between(seen.at, one.retries_at)))
             for one in seen.providers

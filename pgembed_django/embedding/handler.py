@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from django.db import DatabaseError
 
@@ -24,6 +26,7 @@ from pgembed_django.embedding.pool import Pool
 from pgembed_django.embedding.units import Live, State, Stored, Unit, Units, by_spec
 from pgembed_django.embedding.writer import Writer
 from pgembed_django.providers import NotInstalled
+from pgembed_django.providers.local import LocalProvider
 from pgembed_django.queue.completing import Completion
 from pgembed_django.queue.handler import Handler, Hindrances, Ready, Setting, Write
 from pgembed_django.queue.in_flight import HeldJob
@@ -313,6 +316,18 @@ class EmbeddingHandler(Handler):
             {named: pool.paused_seconds for named, pool in pools if pool.is_down},
             {spec.key: why for spec, why in list(self.units.quarantined.items())},
         )
+
+    def executors(self, *, for_people: bool = False) -> Sequence[Mapping[str, Any]]:
+        """Return what the executors of its providers are at, those that were used."""
+        name = conf.current().provider_name if for_people else conf.provider_key
+        found = {}
+        for named, pool in self._named(name):
+            provider = pool.provider
+            if isinstance(provider, LocalProvider) and (status := provider.executor_status()):
+                # Providers of one name share their executor, unless their options differ by more
+                # than prefixes, as those of the former and of the next space may.
+                found[named, repr(provider.recipe)] = {"provider": named, **asdict(status)}
+        return [*found.values()]
 
     def close(self) -> None:
         """Let the providers' threads end."""

@@ -60,6 +60,7 @@ class Migration(migrations.Migration):
                 ('paused', models.JSONField(default=dict, help_text='Provider -> why it is paused.')),
                 ('paused_seconds', models.JSONField(default=dict, help_text='Provider -> seconds until it is tried again, as last seen.')),
                 ('aside', models.JSONField(default=dict, help_text='Spec -> why it is set aside.')),
+                ('executors', models.JSONField(default=list, help_text='What its models in process are at, one object each.')),
                 ('started_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('last_seen_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],

@@ -25,6 +25,9 @@ class Worker(NotFromFixtures):
         default=dict, help_text=_("Provider -> seconds until it is tried again, as last seen.")
     )
     aside = models.JSONField(default=dict, help_text=_("Spec -> why it is set aside."))
+    executors = models.JSONField(
+        default=list, help_text=_("What its models in process are at, one object each.")
+    )
     started_at = models.DateTimeField(db_default=Now())
     last_seen_at = models.DateTimeField(db_default=Now())
 

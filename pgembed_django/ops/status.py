@@ -6,11 +6,12 @@ counts stop at a bound and say so, and large tables are sampled.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from itertools import chain, islice
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -18,6 +19,7 @@ from pgembed_django import conf, providers
 from pgembed_django.core.moments import seconds_between
 from pgembed_django.declaration import specs as declared
 from pgembed_django.declaration.specs import Spec
+from pgembed_django.executors import Status
 from pgembed_django.models import Space, Worker
 from pgembed_django.models.job import CHANGES
 from pgembed_django.ops import verdicts
@@ -55,6 +57,7 @@ __all__ = [
     "CaptureStatus",
     "Count",
     "Coverage",
+    "ExecutorStatus",
     "FailureKind",
     "FailureKinds",
     "HeldJobs",
@@ -85,6 +88,20 @@ SEVERITY = {"fresh": 0, "moving": 0, "indexing": 1, "degraded": 2, "stalled": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorStatus(Status):
+    """What an executor of a worker was at when the worker last reported."""
+
+    provider: str
+    """The name of the provider whose model it runs, as in ``ProviderStatus``."""
+
+    @property
+    def runs_on(self) -> str:
+        """Its devices, those of the same name together."""
+        counts = Counter(self.devices).items()
+        return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
     """The status of a worker. It is believed dead after a minute of silence.
 
@@ -107,6 +124,8 @@ class WorkerStatus:
     """Provider -> when this worker tries it again."""
     aside: dict[str, str] = field(default_factory=dict)
     """Spec -> why this worker has set it aside. Queue -> why it takes none of its tasks."""
+    executors: tuple[ExecutorStatus, ...] = ()
+    """Those of its models in process."""
 
     @property
     def holds_jobs(self) -> bool:
@@ -388,10 +407,17 @@ def _workers(
                     if key not in queues
                 },
                 aside={**row.aside, **waiting},
+                executors=tuple(_executor(one, names) for one in row.executors),
             )
         )
     # Workers without a row: the leases of their jobs will expire, or a person releases the jobs.
     return [*found, *(WorkerStatus(id=worker, held=jobs) for worker, jobs in sorted(held.items()))]
+
+
+def _executor(told: Mapping[str, Any], names: Mapping[str, str]) -> ExecutorStatus:
+    """Return what a worker, of perhaps another version, tells about an executor."""
+    known = {one.name: told[one.name] for one in fields(ExecutorStatus) if one.name in told}
+    return ExecutorStatus(**{**known, "provider": names.get(told["provider"], told["provider"])})
 
 
 def _providers(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import InterfaceError
 
@@ -88,8 +88,8 @@ class Handler:
 
     The loop's thread calls all methods, with these exceptions: the thread that completes jobs may
     call ``writing``, what it returns, and ``can_write``; the threads of chores call ``find_gaps``
-    and the chores; other threads read ``hindrances`` and ``app_labels``. Only the loop's thread may
-    call ``held``; other threads may only call ``wake`` of the ``Setting``.
+    and the chores; other threads read ``hindrances``, ``executors`` and ``app_labels``. Only the
+    loop's thread may call ``held``; other threads may only call ``wake`` of the ``Setting``.
 
     None of them may block, since the leases are not renewed meanwhile. What ``writing`` raises
     fails its job, and what ``find_gaps`` raises is logged. Elsewhere an error of the database is
@@ -288,6 +288,10 @@ class Handler:
     def hindrances(self, *, for_people: bool = False) -> Hindrances:
         """Return what keeps it from some jobs. ``for_people``: by names that are easier to read."""
         return Hindrances()
+
+    def executors(self, *, for_people: bool = False) -> Sequence[Mapping[str, Any]]:
+        """Return what runs its models is at, as JSON for the worker's row. Names as above."""
+        return ()
 
     def close(self) -> None:
         """Let its threads end, without waiting for what is in flight."""

@@ -94,6 +94,9 @@ class WorkerRecord:
             "paused": self._encodable(found.paused),
             "paused_seconds": found.paused_seconds,
             "aside": self._encodable(found.quarantined),
+            "executors": self._encodable(
+                [dict(one) for work in works for one in work.handler.executors()]
+            ),
         }
         self._updated_at = time.monotonic()
         return bool(WorkerRow.objects.using(self.using).filter(pk=self.row.pk).update(**state))
@@ -102,11 +105,9 @@ class WorkerRecord:
         """Delete the row."""
         WorkerRow.objects.using(self.using).filter(pk=self.row.pk).delete()
 
-    def _encodable(self, reasons: dict[str, str]) -> dict[str, str]:
-        """Return the reasons as jsonb can store them: it takes every escape only in UTF-8."""
-        if postgres.encoding(self.using) == "UTF8":
-            return reasons
-        return {what: encodable(why, "ascii") for what, why in reasons.items()}
+    def _encodable(self, value: Any) -> Any:
+        """Return a value as jsonb can store it: it takes every escape only in UTF-8."""
+        return value if postgres.encoding(self.using) == "UTF8" else _in_ascii(value)
 
 
 def hindrances(works: Sequence[Work], *, for_people: bool = False) -> Hindrances:
@@ -118,6 +119,14 @@ def hindrances(works: Sequence[Work], *, for_people: bool = False) -> Hindrances
         total.paused_seconds |= found.paused_seconds
         total.quarantined |= {what: clean(why) for what, why in found.quarantined.items()}
     return total
+
+
+def _in_ascii(value: Any) -> Any:
+    if isinstance(value, str):
+        return encodable(value, "ascii")
+    if isinstance(value, dict):
+        return {what: _in_ascii(one) for what, one in value.items()}
+    return [_in_ascii(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 class Stuck(NamedTuple):

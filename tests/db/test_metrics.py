@@ -29,6 +29,7 @@ from pgembed_django.queue.worker import Worker
 from tests.app.models import Article, Note
 from tests.db.test_status import make_failures
 from tests.docs_tables import documented_metrics
+from tests.providers import abacus
 
 pytestmark = [pytest.mark.usefixtures("without_dead_rows"), pytest.mark.django_db]
 
@@ -80,11 +81,14 @@ def scrape_queue() -> Callable[..., float | None]:
 
 
 def test_every_metric_is_in_the_docs_with_its_type_and_labels_and_no_other(
-    shown, provider, make_article, run_jobs, capture
+    shown, worker, make_worker, make_article, run_jobs, capture, settings
 ):
     capture(Note, "wal")
+    settings.PGEMBED_PROVIDERS = {"default": abacus()}
     make_article()
-    run_jobs()
+    worker.works.append(make_worker())
+    while worker.works[0].step():
+        pass
     WorkerRow.objects.create(host="here", pid=7, version="1", specs=[KEY])
     tally = rollups.Tally()
     tally.completed(KEY, waited=1.0)
@@ -119,6 +123,30 @@ def test_a_workers_counters_tell_what_it_did(shown, provider, make_article, run_
     assert found("provider_tokens_total", provider="default") > 0
     assert found("batch_fill_ratio_sum", provider="default") == 3 / 32
     assert found("claimed_total", spec="app.NoteEmbedding") == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_tells_what_its_models_in_process_are_at(make_article, settings):
+    settings.PGEMBED_PROVIDERS = {"default": abacus("OwnProcess", PROCESSES=2)}
+    for _ in range(3):
+        make_article()
+    known = {spec.key: spec for spec in specs.all()}
+    worker = Worker([EmbeddingHandler(known, using="default")], using="default", drain=True)
+    shown = metrics.of_worker(worker)
+    during = []
+
+    def look(**_: object) -> None:
+        during.append(scrape(shown))
+
+    events.happened.connect(look, sender=events.BATCH_EMBEDDED)
+    before = scrape(shown)
+    worker.run()
+
+    assert before("executor_processes", provider="default") is None
+    assert during[0]("executor_processes", provider="default") == 1
+    assert during[0]("executor_processes_wanted", provider="default") == 2
+    assert during[0]("executor_queued", provider="default") is not None
+    assert during[0]("executor_texts_per_second", provider="default") > 0
 
 
 def test_an_unchanged_text_is_counted_as_reused(shown, make_article, run_jobs):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import psycopg
 import pytest
@@ -79,6 +80,29 @@ def test_a_worker_tells_as_much_of_why_a_spec_is_set_aside(encoded):
 
     [told] = Worker.objects.using(encoded).values_list("aside", flat=True)
     assert "is no caf" in told["app.ArticleEmbedding"]
+
+
+class Describing(EmbeddingHandler):
+    """Its model runs on a device with a long name."""
+
+    def executors(self, *, for_people: bool = False) -> Sequence[Mapping[str, Any]]:
+        return [{"provider": "default", "running": 1, "devices": ["Beschleuniger® 日本"]}]
+
+
+def test_a_worker_tells_as_much_of_what_its_models_run_on(encoded):
+    work = Work(
+        Describing({}, using=encoded),
+        using=encoded,
+        worker_id=1,
+        settings=conf.current(),
+        inline=True,
+    )
+
+    WorkerRecord([], using=encoded).report([work])
+
+    [[told]] = Worker.objects.using(encoded).values_list("executors", flat=True)
+    assert told["running"] == 1
+    assert told["devices"][0].startswith("Beschleuniger")
 
 
 def test_a_check_tells_the_encoding(encoded):

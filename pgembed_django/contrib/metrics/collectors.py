@@ -39,6 +39,13 @@ COUNTED = {
 """Events about jobs -> the counter of these jobs, by spec or queue."""
 
 BY_SPEC = (*COUNTED.values(), "completed", "chunks_embedded", "chunks_reused")
+OF_EXECUTORS = {
+    "executor_processes": "running",
+    "executor_processes_wanted": "wanted",
+    "executor_texts_per_second": "texts_per_second",
+    "executor_queued": "queued",
+}
+"""Gauges -> what they tell of a provider's executors."""
 OF_CHUNKS = ("chunks_embedded", "chunks_reused")
 STATEMENT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -133,6 +140,14 @@ class WorkerCollector(Collector):
             "loop_age_seconds": worker.liveness.age_seconds,
         }.items():
             yield _gauge(name, [], [[number]])
+        executors = [
+            one for work in worker.works for one in work.handler.executors(for_people=True)
+        ]
+        for name, field in OF_EXECUTORS.items():
+            sums: Sums[str] = Sums()
+            for one in executors:
+                sums[one["provider"]] += one[field]
+            yield _gauge(name, ["provider"], map(list, sums.items()))
 
     def _on_jobs(
         self, sender: events.Event, about: Claim | list[Claim], fields: dict[str, Any], **_: object

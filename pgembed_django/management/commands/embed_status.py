@@ -41,7 +41,7 @@ class Command(EmbedCommand):
     help = (
         "Shows for each spec whether search is fresh, and why not: how many rows are covered, "
         "what is waiting and since when, how fast it goes, what fails; the same for each queue of "
-        "tasks; then workers and providers. "
+        "tasks; then workers with their models in process, and providers. "
         "It reads little, whatever the tables hold: counts end with a + where there are more, "
         "and 'about' is a sample. The --fail-… options make its exit status an answer for scripts "
         "and probes. Exit status: 0; 1 one of them holds of a spec or a queue; 2 could not read "
@@ -181,7 +181,11 @@ def lines(
         yield style.MIGRATE_HEADING("Write-ahead log")
         yield f"  {_capture(found.capture)}"
     yield style.MIGRATE_HEADING("Workers")
-    yield from [_worker(worker) for worker in found.workers] or ["  none is running"]
+    for worker in found.workers:
+        yield _worker(worker)
+        yield from map(_executor, worker.executors)
+    if not found.workers:
+        yield "  none is running"
     yield style.MIGRATE_HEADING("Providers")
     for provider in found.providers:
         yield _provider(provider, found.at)
@@ -257,6 +261,15 @@ def _worker(worker: status.WorkerStatus) -> str:
         text += f"last seen {duration(worker.silent_seconds)} ago, "
     aside = "".join(f", has set {key} aside: {why}" for key, why in worker.aside.items())
     return f"{text}holds {held or 'nothing'}{aside}"
+
+
+def _executor(executor: status.ExecutorStatus) -> str:
+    text = (
+        f"    {executor.provider}  {executor.kind}, {executor.running} of {executor.wanted} running"
+    )
+    if executor.devices:
+        text += f" on {executor.runs_on}"
+    return f"{text}: {executor.texts_per_second:,.1f} texts a second, {executor.queued} queued"
 
 
 def _provider(provider: status.ProviderStatus, now: datetime) -> str:
