@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
@@ -26,7 +28,7 @@ from pgembed_django.providers.answers import Fault, Vectors
 from pgembed_django.providers.base import Provider
 from pgembed_django.providers.batching import HOLD_SECONDS
 
-CONTENTS: Final = {".safetensors", ".bin", ".onnx", ".onnx_data", ".pt", ".xml"} | {
+CONTENTS: Final = {".safetensors", ".bin", ".onnx", ".onnx_data", ".data", ".pt", ".xml"} | {
     ".json",
     ".model",
     ".txt",
@@ -207,6 +209,29 @@ def _executor_options(kind: type[Executor], config: Mapping[str, Any]) -> dict[s
                 f"Its options are: {', '.join(known) or 'none'}."
             )
     return {key.lower(): value for key, value in given.items()}
+
+
+def require_package(module: str, package: str, *, extra: str) -> None:
+    """Raise ``ImproperlyConfigured`` if a package, which has this module, is not installed."""
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # the package around it
+        found = None
+    if found is None:
+        raise ImproperlyConfigured(
+            f"The package {package} is not installed. "
+            f'It comes with pip install "pgembed-django[{extra}]".'
+        )
+
+
+def cores() -> int:
+    """Return how many cores this process may use, rounded up: a container may have fewer."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(count or 1, -(-int(quota) // int(period))))
+    except (OSError, ValueError):  # no such limit
+        return count or 1
 
 
 def folder_digest(model: str) -> str | None:

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
-from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.exceptions import ProviderMisconfigured
 from pgembed_django.executors import Answer, Facts, Model, OwnProcess, Place, Recipe
 from pgembed_django.providers.local import (
     LocalModel,
     LocalProvider,
+    cores,
     folder_digest,
     require_digest,
+    require_package,
 )
 
 DTYPES: Final = ("float32", "float16", "bfloat16")
-BACKENDS: Final = {"torch": "torch", "onnx": "onnxruntime", "openvino": "openvino"}
-"""What may run a model, and the package that this needs."""
+BACKENDS: Final = {
+    "torch": ("sentence_transformers", "sentence-transformers"),
+    "onnx": ("optimum.onnxruntime", "optimum-onnx"),
+    "openvino": ("optimum.intel", "optimum-intel"),
+}
+"""What may run a model, with the module and the package that this needs."""
 
 TOKENS_AT_ONCE: Final = {"cpu": 4_096}
 DEVICE_TOKENS: Final = 65_536
@@ -59,6 +62,19 @@ class SentenceTransformersModel(LocalModel):
             raise self.wrong("dtype", dtype, f"Set it to one of {', '.join(DTYPES)}")
         if backend not in BACKENDS:
             raise self.wrong("backend", backend, f"Set it to one of {', '.join(BACKENDS)}")
+        if backend == "torch":
+            if file_name is not None:
+                remedy = (
+                    "Only the backends onnx and openvino have files to choose from. Leave it out"
+                )
+                raise self.wrong("file_name", file_name, remedy)
+        else:
+            if dtype is not None:
+                remedy = f"The backend {backend} computes as its file says: name it with file_name"
+                raise self.wrong("dtype", dtype, remedy)
+            if device not in (None, "cpu"):
+                remedy = f'The backend {backend} is for the CPU. Set backend to "torch"'
+                raise self.wrong("device", device, remedy)
         self.dtype = dtype
         self.file_name = self.optional(self.name, "file_name", file_name)
         self._revision = self.optional(self.name, "revision", revision)
@@ -75,9 +91,8 @@ class SentenceTransformersModel(LocalModel):
             "revision": self._revision,
         }
         extra = "sentence-transformers" if backend == "torch" else backend
-        for package in ("sentence_transformers", BACKENDS[backend]):
-            if backend != "torch" or package == "sentence_transformers":
-                require_package(package, extra=extra)
+        for module, package in (BACKENDS["torch"], BACKENDS[backend]):
+            require_package(module, package, extra=extra)
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -94,15 +109,6 @@ class SentenceTransformerProvider(SentenceTransformersModel, LocalProvider):
 
     executor_class = OwnProcess
     space_options = (*LocalProvider.space_options, "dtype", "file_name")
-
-
-def require_package(package: str, *, extra: str) -> None:
-    """Raise ``ImproperlyConfigured`` if a package is not installed."""
-    if importlib.util.find_spec(package) is None:
-        raise ImproperlyConfigured(
-            f"The package {package.replace('_', '-')} is not installed. "
-            f'It comes with pip install "pgembed-django[{extra}]".'
-        )
 
 
 # In the process that runs the model
@@ -134,19 +140,18 @@ def load(
     library = importlib.import_module("sentence_transformers")
     threads = threads or cores() // place.count or 1
     given: dict[str, Any] = {"dtype": dtype} if dtype else {}
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(threads)
     if backend == "torch":
-        torch = importlib.import_module("torch")
-        torch.set_num_threads(threads)
         if device is None and torch.cuda.is_available():
             device = f"cuda:{place.index % torch.cuda.device_count()}"
-    elif backend == "onnx":
-        runtime = importlib.import_module("onnxruntime")
-        given["session_options"] = runtime.SessionOptions()
-        given["session_options"].intra_op_num_threads = threads
     else:
-        given["ov_config"] = {"INFERENCE_NUM_THREADS": threads}
+        device = "cpu"
+        given |= _for_backend(backend, threads)
     if file_name:
-        given["file_name"] = file_name
+        # Or else, where that file does not exist, the weights would be converted instead.
+        given |= {"file_name": file_name, "export": False}
+    what = f"the file {file_name!r} of {model!r}" if file_name else f"the model {model!r}"
     try:
         loaded = getattr(library, kind)(
             model,
@@ -159,20 +164,22 @@ def load(
         )
     except (OSError, ValueError) as error:
         raise ProviderMisconfigured(
-            f"sentence-transformers cannot load the model {model!r}: {type(error).__name__}. "
-            "Is the name or the path right?"
+            f"sentence-transformers cannot load {what}: "
+            f"{type(error).__name__}. Is the name or the path right?"
         ) from error
     return _Embedding(loaded, threads) if kind == "SentenceTransformer" else _Scoring(loaded)
 
 
-def cores() -> int:
-    """Return how many cores this process may use, rounded up: a container may have fewer."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(count or 1, -(-int(quota) // int(period))))
-    except (OSError, ValueError):  # no such limit
-        return count or 1
+def _for_backend(backend: str, threads: int) -> dict[str, Any]:
+    """Return what the library hands on to onnxruntime or OpenVINO."""
+    if backend == "onnx":
+        options = importlib.import_module("onnxruntime").SessionOptions()
+        options.intra_op_num_threads = threads
+        return {"provider": "CPUExecutionProvider", "session_options": options}
+    # Its own choice depends on the processor and the model's size: bfloat16, and weights of 8 bits.
+    # Then vectors of two machines would differ.
+    exact = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    return {"device": "CPU", "load_in_8bit": False, "ov_config": exact}
 
 
 class _Prepared(NamedTuple):
