@@ -16,13 +16,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from pgembed_django import events
 from pgembed_django.core.threads import OurThread
@@ -34,10 +34,7 @@ from pgembed_django.exceptions import (
 )
 from pgembed_django.executors.base import Executor, Facts, Place, Recipe, Status, Task
 
-MAIN: Final = (
-    "import sys; from pgembed_django.executors.serving import main; "
-    "main(int(sys.argv[1]), int(sys.argv[2]))"
-)
+MAIN: Final = "import sys; from {} import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 
 DEPTH: Final = 3
 """How many calls a process has at once: one is tokenized, one computed, one sent."""
@@ -45,21 +42,17 @@ DEPTH: Final = 3
 KILLED: Final = -9
 
 
-class OwnProcess(Executor):
-    """Loads the model into a process per device, or into PROCESSES of them.
+class Processes(Executor):
+    """Sends calls to processes.
 
     The first starts with the first call, the others when calls wait. They end when the executor is
     closed or not referred to any more, and with this process, however it ends.
     """
 
-    def __init__(self, recipe: Recipe, *, processes: int | None = None) -> None:
+    def __init__(self, recipe: Recipe, crew: Crew) -> None:
         super().__init__(recipe)
-        self._crew = _Crew(recipe, self.optional(self.whole, "PROCESSES", processes))
-        weakref.finalize(self, self._crew.close)
-
-    @property
-    def slots(self) -> int:
-        return self._crew.wanted * DEPTH
+        self._crew = crew
+        weakref.finalize(self, crew.close)
 
     def start(self) -> Facts:
         if self._crew.facts is None:
@@ -95,6 +88,17 @@ class OwnProcess(Executor):
         self._crew.close()
 
 
+class OwnProcess(Processes):
+    """Loads the model into a process per device, or into PROCESSES of them."""
+
+    def __init__(self, recipe: Recipe, *, processes: int | None = None) -> None:
+        super().__init__(recipe, Crew(recipe, self.optional(self.whole, "PROCESSES", processes)))
+
+    @property
+    def slots(self) -> int:
+        return self._crew.wanted * DEPTH
+
+
 @dataclass(slots=True, eq=False)
 class _Call:
     task: Task
@@ -103,19 +107,26 @@ class _Call:
     answer: Future[Any] = field(default_factory=Future)
 
 
-class _Crew:
+class Crew:
     """The processes of one executor, and the calls that wait for one of them."""
 
-    def __init__(self, recipe: Recipe, processes: int | None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        processes: int | None,
+        *,
+        member: Callable[[Crew, Recipe, Place], Member] | None = None,
+    ) -> None:
         self._recipe = recipe
         self._processes = processes
+        self._member = member or Member
         self.facts: Facts | None = None
         self._begin()
         _crews.add(self)
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
-        self._members: list[_Member] = []
+        self._members: list[Member] = []
         self._numbers = itertools.count()
         self._waiting: list[tuple[bool, int, _Call]] = []
         self.is_closed = False
@@ -136,7 +147,7 @@ class _Crew:
     def status(self) -> Status:
         """Return what it is at."""
         with self._lock:
-            ready = [member.facts for member in self._members if member.facts]
+            ready = [facts for member in self._members for facts in member.ready]
             return Status(
                 kind="",
                 running=len(ready),
@@ -161,20 +172,20 @@ class _Crew:
 
     # Called by the members' threads
 
-    def is_ready(self, member: _Member, facts: Facts) -> None:
+    def is_ready(self, member: Member, facts: Facts) -> None:
         """Note that a process has loaded the model."""
         with self._lock:
             member.facts = self.facts = facts
             self._hand_out()
 
-    def answered(self, member: _Member, number: int, outcome: object) -> None:
+    def answered(self, member: Member, number: int, outcome: object) -> None:
         """Hand an answer to its call."""
         with self._lock:
             call = member.calls.pop(number)
             self._hand_out()
         _settle(call, outcome)
 
-    def ended(self, member: _Member, error: ProviderUnavailable) -> None:
+    def ended(self, member: Member, error: ProviderUnavailable) -> None:
         """Fail the calls of a process that has ended. Start another one for those that wait."""
         with self._lock:
             self._members.remove(member)
@@ -207,19 +218,28 @@ class _Crew:
             taken = {one.place.index for one in self._members}
             index = next(index for index in itertools.count() if index not in taken)
             try:
-                self._members.append(_Member(self, self._recipe, Place(index, self.wanted)))
+                place = Place(index, self.wanted)
+                self._members.append(self._member(self, self._recipe, place))
             except (OSError, RuntimeError) as error:  # no more processes, or threads
                 said = f"No process for the model {self._recipe.model!r} can be started: {error}"
                 self._fail_waiting(ProviderUnavailable(said))
 
 
-class _Member:
+class Member:
     """One process, and the thread that takes its answers."""
 
-    def __init__(self, crew: _Crew, recipe: Recipe, place: Place) -> None:
+    main: ClassVar[str] = "pgembed_django.executors.serving"
+    """The module whose ``main`` it runs."""
+
+    depth = DEPTH
+    """How many calls it has at once, at most."""
+
+    def __init__(self, crew: Crew, recipe: Recipe, place: Place) -> None:
         self.place = place
         self.facts: Facts | None = None
         """None: it is still loading the model."""
+        self.ready: Sequence[Facts] = ()
+        """What its models run on: one of its own, or those that it passes calls on to."""
         self.calls: dict[int, _Call] = {}
         """What it was sent, and has not answered."""
         self._crew = crew
@@ -232,7 +252,7 @@ class _Member:
         interpreter = os.fsdecode(spawn.get_executable())
         # S603: this very interpreter, and our own code.
         self._process = subprocess.Popen(  # noqa: S603
-            [interpreter, "-c", MAIN, str(number), str(os.getpid())],
+            [interpreter, "-c", MAIN.format(self.main), str(number), str(os.getpid())],
             env=environment,
             pass_fds=[number],
         )
@@ -241,7 +261,7 @@ class _Member:
 
     def has_room(self, call: _Call) -> bool:
         """Return whether it takes a call. A query need not wait for those that are not begun."""
-        return len(self.calls) < DEPTH + call.is_query
+        return len(self.calls) < self.depth + call.is_query
 
     def send(self, number: int, call: _Call) -> None:
         """Send a call. If the process has ended, the thread notices."""
@@ -249,6 +269,19 @@ class _Member:
         message = (number, call.task, call.texts, call.is_query)
         with suppress(OSError):
             self._pipe.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+    @property
+    def order(self) -> object:
+        """What the process is to serve. It can be pickled."""
+        return self._recipe, self.place
+
+    def outage(self, status: int) -> ProviderUnavailable:
+        """Return what the end of the process means for its calls."""
+        said = f"The process of the model {self._recipe.model!r} ended with status {status}."
+        if status == KILLED:
+            said += " Was it killed for want of memory?"
+        # A text can only be to blame for the end of a process that had one.
+        return ProviderLost(said) if self.facts else ProviderUnavailable(said)
 
     def kill(self) -> None:
         """End the process at once."""
@@ -262,15 +295,21 @@ class _Member:
     def _run(self) -> None:
         pipe = self._pipe
         try:
-            pipe.send_bytes(pickle.dumps((self._recipe, self.place)))
+            pipe.send_bytes(pickle.dumps(self.order))
             told, found = _received(pipe)
             if told == "failed":
                 self._end(found)
                 return
             seconds = time.monotonic() - self._started
-            self._crew.is_ready(self, replace(found, start_seconds=seconds))
+            facts = replace(found, start_seconds=max(seconds, found.start_seconds))
+            self.ready = [facts]
+            self._crew.is_ready(self, facts)
             while True:
-                self._crew.answered(self, *_received(pipe))
+                number, outcome = _received(pipe)
+                if number is None:
+                    self.ready = outcome
+                else:
+                    self._crew.answered(self, number, outcome)
         except (EOFError, OSError):
             self._end(None)
 
@@ -282,14 +321,10 @@ class _Member:
         if isinstance(error, ProviderUnavailable):
             self._crew.ended(self, error)
             return
-        said = f"The process of the model {self._recipe.model!r} ended with status {status}."
-        if status == KILLED:
-            said += " Was it killed for want of memory?"
-        # A text can only be to blame for the end of a process that had one.
-        kind = ProviderLost if self.facts else ProviderUnavailable
+        outage = self.outage(status)
         if not self._crew.is_closed:
-            events.tell(events.CHILD_DIED, pid=self._process.pid, error=said)
-        self._crew.ended(self, kind(said))
+            events.tell(events.CHILD_DIED, pid=self._process.pid, error=str(outage))
+        self._crew.ended(self, outage)
 
 
 def _received(pipe: Connection) -> tuple[Any, Any]:
@@ -306,7 +341,7 @@ def _settle(call: _Call, outcome: object) -> None:
             call.answer.set_result(outcome)
 
 
-_crews: Final[weakref.WeakSet[_Crew]] = weakref.WeakSet()
+_crews: Final[weakref.WeakSet[Crew]] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
