@@ -15,9 +15,9 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from multiprocessing.connection import Connection
@@ -65,8 +65,9 @@ class Plan:
     recipe: Recipe
     address: str | None
     actors: int
-    cpus: float
+    cpus: float | None
     gpus: float
+    start_seconds: float
     unused_seconds: float
 
     def name_of(self, index: int) -> str:
@@ -85,6 +86,8 @@ class Plan:
 class Ray(Processes):
     """Loads the model into ACTORS actors of the Ray cluster at ADDRESS, each with CPUS and GPUS.
 
+    Without CPUS, none are reserved, and the actors are taken to share one machine.
+
     Without ADDRESS: in the cluster that runs on this machine. If there is none, one is started,
     which ends with this process. Actors end themselves some minutes after the last process that
     needs them.
@@ -96,7 +99,7 @@ class Ray(Processes):
         *,
         address: str | None = None,
         actors: int = 1,
-        cpus: float = 1,
+        cpus: float | None = None,
         gpus: float = 0,
     ) -> None:
         if importlib.util.find_spec("ray") is None:
@@ -107,8 +110,9 @@ class Ray(Processes):
             recipe=recipe,
             address=self.optional(self.name, "ADDRESS", address),
             actors=self.whole("ACTORS", actors),
-            cpus=self._share("CPUS", cpus),
+            cpus=self.optional(self._share, "CPUS", cpus),
             gpus=self._share("GPUS", gpus),
+            start_seconds=START_SECONDS,
             unused_seconds=UNUSED_SECONDS,
         )
         super().__init__(recipe, Crew(recipe, 1, member=partial(_Relay, plan)))
@@ -350,6 +354,9 @@ class _Relaying:
             return ProviderLost(said) if was_sent else ProviderUnavailable(said)
         if isinstance(error, known.RayTaskError):
             return plan.recipe.failed(error.cause)
+        if isinstance(error, ConnectionError):
+            # Of Ray Client, which does not connect again. The next call does, with a new relay.
+            asyncio.get_running_loop().call_later(LOOK_SECONDS, os._exit, serving.BROKEN)
         return ProviderUnavailable(f"{plan.cluster} failed with {type(error).__name__}: {error}")
 
     def _watch(self) -> None:
@@ -393,12 +400,12 @@ class _Actor:
         self.gone.clear()
         self._handle = await asyncio.to_thread(self._created)
         try:
-            await asyncio.wait_for(self._ready(), START_SECONDS)
+            await asyncio.wait_for(self._ready(), self._plan.start_seconds)
         except TimeoutError:
             raise ProviderUnavailable(
-                f"{self._plan.cluster} has started no actor with {self._plan.cpus:g} CPUs and "
-                f"{self._plan.gpus:g} GPUs within {START_SECONDS:g} s. Give it more of them, or "
-                "lower ACTORS, CPUS or GPUS."
+                f"{self._plan.cluster} has started no actor with {self._plan.cpus or 1:g} CPUs and "
+                f"{self._plan.gpus:g} GPUs within {self._plan.start_seconds:g} s. Give it more of "
+                "them, or lower ACTORS, CPUS or GPUS."
             ) from None
         found: Facts | ProviderError = await _result(self._handle.start.remote())
         if isinstance(found, ProviderError):
@@ -433,9 +440,10 @@ class _Actor:
             # Ray would give a text that kills its actor to the next one, and that one too.
             "max_task_retries": 0,
             "max_concurrency": CALLS,
-            "num_cpus": plan.cpus,
             "num_gpus": plan.gpus,
         }
+        if plan.cpus is not None:
+            options["num_cpus"] = plan.cpus
         kind = importlib.import_module("ray").remote(ModelActor)
         return kind.options(**options).remote(plan)
 
@@ -454,11 +462,14 @@ class ModelActor:
         self._recipe = plan.recipe
         self._unused_seconds = plan.unused_seconds
         cores = os.cpu_count() or 1
-        # Its share of the machine, as if all the others were actors of the same kind.
-        self._place = Place(0, max(1, int(cores / plan.cpus)) if plan.cpus else 1)
+        # Its index is always 0, since Ray shows it no devices but its own.
+        self._place = Place(0, max(1, int(cores / plan.cpus)) if plan.cpus else plan.actors)
         self._stages: serving.Stages | None = None
+        self._taking = ThreadPoolExecutor(1)
         self._facts: Facts | None = None
         self._last_needed = time.monotonic()
+        self._in_progress = 0
+        """How many calls it works on. Loading a model may take longer than it may be unused."""
         serving.prepare_threads()
         serving.in_thread(self._end_if_unused)
 
@@ -472,8 +483,7 @@ class ModelActor:
 
     async def start(self) -> Facts | ProviderError:
         """Return the model's facts. Loads it if it is not loaded."""
-        await self.touch()
-        async with self._loading:
+        async with self._needed(), self._loading:
             if self._facts is None:
                 started = time.monotonic()
                 try:
@@ -491,15 +501,23 @@ class ModelActor:
         if isinstance(found, ProviderError) or self._stages is None:
             return found
         answer: Future[Any] = Future()
-        self._stages.take(answer, task, texts, is_query)
-        outcome = await asyncio.wrap_future(answer)
-        await self.touch()
-        return outcome
+        async with self._needed():
+            self._taking.submit(self._stages.take, answer, task, texts, is_query)
+            return await asyncio.wrap_future(answer)
+
+    @asynccontextmanager
+    async def _needed(self) -> AsyncIterator[None]:
+        self._in_progress += 1
+        try:
+            yield
+        finally:
+            self._in_progress -= 1
+            await self.touch()
 
     def _end_if_unused(self) -> None:
         ray = importlib.import_module("ray")
         looking = threading.Event()
-        while time.monotonic() - self._last_needed < self._unused_seconds:
+        while self._in_progress or time.monotonic() - self._last_needed < self._unused_seconds:
             looking.wait(LOOK_SECONDS)
         # Whatever ends otherwise is started again.
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)

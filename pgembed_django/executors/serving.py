@@ -99,7 +99,7 @@ class Sender:
 
 
 class Stages:
-    """The stages of calls. Of those that wait for one, queries come first.
+    """The stages of calls. Of those that wait for the device, queries come first.
 
     ``send`` gets the key of each call with its outcome, in the thread of its last stage.
     """
@@ -109,40 +109,32 @@ class Stages:
         self._recipe = recipe
         self._send = send
         self._tick = itertools.count()
-        self._taken: PriorityQueue[tuple[bool, int, Any, Task, Sequence[Any]]] = PriorityQueue()
         self._prepared: PriorityQueue[tuple[bool, int, Any, Any]] = PriorityQueue()
         self._computed: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
 
-    def take(self, key: Any, task: Task, texts: Sequence[Any], is_query: bool) -> None:
-        """Begin a call. Returns at once."""
-        self._taken.put((not is_query, next(self._tick), key, task, texts))
-
     def run(self) -> None:
-        """Work for good. This thread has the device."""
-        in_thread(self._prepare_all)
+        """Compute for good. This thread has the device."""
         in_thread(self._finish_all)
         while True:
             _, _, key, prepared = self._prepared.get()
             self._stage(key, self._compute, key, prepared)
 
-    def _prepare_all(self) -> None:
-        while True:
-            last, _, key, task, texts = self._taken.get()
-            if task == "count":
-                self._stage(key, self._count, key, texts)
-            else:
-                self._stage(key, self._prepare, last, key, texts)
+    def take(self, key: Any, task: Task, texts: Sequence[Any], is_query: bool) -> None:
+        """Begin a call with its first stage. The same thread takes all calls."""
+        stage = self._count if task == "count" else self._prepare
+        self._stage(key, stage, key, texts, is_query)
 
     def _finish_all(self) -> None:
         while True:
             key, computed = self._computed.get()
             self._stage(key, self._answer, key, computed)
 
-    def _count(self, key: Any, texts: Sequence[Any]) -> None:
+    def _count(self, key: Any, texts: Sequence[Any], _: bool) -> None:
         self._send(key, self._model.count(texts))
 
-    def _prepare(self, last: bool, key: Any, texts: Sequence[Any]) -> None:
-        self._prepared.put((last, next(self._tick), key, self._model.prepare(texts)))
+    def _prepare(self, key: Any, texts: Sequence[Any], is_query: bool) -> None:
+        prepared = self._model.prepare(texts)
+        self._prepared.put((not is_query, next(self._tick), key, prepared))
 
     def _compute(self, key: Any, prepared: Any) -> None:
         self._computed.put((key, self._model.compute(prepared)))

@@ -239,7 +239,7 @@ def test_every_manifest_is_applied_or_said_to_be_left_out() -> None:
     path = DEPLOY / "kubernetes" / "kustomization.yaml"
     applied = set(yaml.safe_load(path.read_text())["resources"])
 
-    left_out = {"autoscaling.yaml", "tasks.yaml", "tasks-autoscaling.yaml"}
+    left_out = {"autoscaling.yaml", "ray.yaml", "tasks.yaml", "tasks-autoscaling.yaml"}
     assert {one.name for one in KUBERNETES} == applied | {"kustomization.yaml"} | left_out
     assert all(name in path.read_text() for name in left_out)
 
@@ -252,6 +252,7 @@ def test_every_manifest_with_a_schema_is_validated() -> None:
     assert {one.name for one in KUBERNETES} - validated == {
         "kustomization.yaml",
         "autoscaling.yaml",
+        "ray.yaml",
         "tasks-autoscaling.yaml",
     }
 
@@ -332,6 +333,30 @@ def test_a_worker_ends_by_itself_before_it_is_killed_for_its_memory(name: str) -
     most = int(worker["command"][worker["command"].index("--max-memory") + 1])
 
     assert most < int(worker["resources"]["limits"]["memory"].removesuffix("Mi"))
+
+
+def test_the_ray_cluster_is_the_one_that_its_page_connects_to() -> None:
+    cluster = manifest("RayCluster", "mysite-ray")
+    head, [group] = cluster["spec"]["headGroupSpec"], cluster["spec"]["workerGroupSpecs"]
+    [head_container], [container] = (one["template"]["spec"]["containers"] for one in (head, group))
+    page = (DEPLOY.parent / "how-to" / "ray.md").read_text()
+    asked = dict(re.findall(r'"([A-Z]+)": "?([^",]+)"?,', page.split("EXECUTOR", 1)[1]))
+
+    # KubeRay names the head's service so.
+    host = f"{cluster['metadata']['name']}-head-svc"
+    ports = {one["name"]: one["containerPort"] for one in head_container["ports"]}
+    assert asked["ADDRESS"] == f"ray://{host}:{ports['client']}"
+    # Each of the actors has its node.
+    assert int(asked["ACTORS"]) == group["replicas"] == group["minReplicas"]
+    assert asked["GPUS"] == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert asked["CPUS"] == container["resources"]["limits"]["cpu"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    # The workers' own image: other versions of Python or Ray cannot talk with each other.
+    image = containers()["Deployment/worker"]["image"]
+    assert {head_container["image"], container["image"]} == {image}
+    for one in (head_container, container):
+        assert {"cpu", "memory"} <= set(one["resources"]["requests"])
+        assert "memory" in one["resources"]["limits"]
 
 
 def test_the_health_check_looks_at_the_file_that_the_worker_touches() -> None:
