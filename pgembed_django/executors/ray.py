@@ -7,20 +7,23 @@ process that it is connected to, ends it once it has lost the cluster, and does 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import importlib
 import importlib.util
 import os
 import pickle
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -53,6 +56,9 @@ LOOK_SECONDS: Final = 2.0
 """How often to look whether the head is there, and whether an actor is back."""
 
 CONNECT_SECONDS: Final = 5.0
+
+MISSES: Final = 2
+"""How often in a row the head must not answer to be gone. A network may lose a packet."""
 
 CALLS: Final = 1_000
 """How many calls an actor has at most, of all workers. Ray keeps further ones until then."""
@@ -186,11 +192,12 @@ def _connect(plan: Plan) -> None:
             f"ADDRESS is {plan.address!r}: no Ray cluster answers there. {remedy}"
         )
     ray = importlib.import_module("ray")
-    options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    if plan.address is None:
-        options["include_dashboard"] = False
+    quiet = {"logging_level": "ERROR", "log_to_driver": False}
     try:
-        ray.init(plan.address, **options)
+        if plan.address is None:
+            _connect_locally(quiet)
+        else:
+            ray.init(plan.address, **quiet)
     except ConnectionError as error:
         raise ProviderUnavailable(f"{plan.cluster} cannot be reached: {error} {remedy}") from None
     except Exception as error:  # noqa: BLE001 - Ray raises all kinds
@@ -201,6 +208,22 @@ def _connect(plan: Plan) -> None:
             "From a machine outside of the cluster, use the address of its Ray Client server, "
             'such as "ray://head:10001".'
         ) from None
+
+
+def _connect_locally(options: Mapping[str, Any]) -> None:
+    """Join the cluster that runs on this machine, or start one."""
+    ray = importlib.import_module("ray")
+    path = Path(tempfile.gettempdir(), f"pgembed-ray-{os.getuid()}.lock")
+    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        # Of two that look at once, each would start a cluster of its own.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            ray.init("auto", **options)
+        except ConnectionError:
+            ray.init("local", include_dashboard=False, **options)
+    finally:
+        os.close(lock)
 
 
 def _host_port(address: str | None) -> tuple[str, int] | None:
@@ -366,7 +389,9 @@ class _Relaying:
             address = importlib.import_module("ray").get_runtime_context().gcs_address
         host_port = _host_port(address)
         looking = threading.Event()
-        while host_port is None or _is_open(*host_port):
+        missed = 0
+        while missed < MISSES:
+            missed = 0 if host_port is None or _is_open(*host_port) else missed + 1
             looking.wait(LOOK_SECONDS)
         os._exit(serving.BROKEN)
 

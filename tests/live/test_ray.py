@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.exceptions import ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.executors import InProcess
@@ -282,6 +283,14 @@ def test_an_address_without_a_port_says_what_one_is():
         pytest.raises(ProviderMisconfigured, match=r'ADDRESS is \'head\'.*such as "head:6379"'),
     ):
         one.start()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("gpus", -1), ("cpus", "two"), ("actors", 0), ("address", "")]
+)
+def test_an_option_that_is_wrong_is_named(option: str, value: Any):
+    with pytest.raises(ImproperlyConfigured, match=rf"^{option.upper()} is {value!r}\. "):
+        ours.Ray(recipe("any"), **{option: value})
 
 
 def test_an_actor_without_room_says_how_much_it_needs(

@@ -9,6 +9,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import RequestFactory
 
 from pgembed_django.contrib import metrics
+from pgembed_django.executors import Recipe
+from pgembed_django.executors.ray import Ray
 from pgembed_django.management.commands import embed_worker
 
 
@@ -27,3 +29,10 @@ def test_a_workers_port_is_there_without_the_extra_and_names_it(without_promethe
 
     assert answer.status == 501
     assert "pgembed-django[metrics]" in str(answer.body)
+
+
+def test_a_model_on_ray_names_the_extra_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    with pytest.raises(ImproperlyConfigured, match=r'pip install "pgembed-django\[ray\]"'):
+        Ray(Recipe(load="", model="any"))
