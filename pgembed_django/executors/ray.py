@@ -17,7 +17,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -277,7 +277,7 @@ class _Relaying:
         serving.in_thread(lambda: serving.receive(self._pipe, take))
         await asyncio.Event().wait()
 
-    def _begin(self, work: Any) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -325,6 +325,8 @@ class _Relaying:
         while True:
             try:
                 actor.facts = await actor.start()
+                # Calls that the last one had may have failed meanwhile.
+                actor.gone.clear()
                 actor.error = None
             except Exception as error:  # noqa: BLE001 - raised by calls
                 actor.error = self._meaning(error, was_sent=False)
@@ -422,7 +424,6 @@ class _Actor:
             ProviderError: it cannot be loaded.
             Exception: any of Ray's.
         """
-        self.gone.clear()
         self._handle = await asyncio.to_thread(self._created)
         try:
             await asyncio.wait_for(self._ready(), self._plan.start_seconds)
