@@ -13,6 +13,7 @@ BENCHMARKS = {
     "chunking": "How fast texts are cut, and how many chunks stay the same after an edit.",
     "idle": "How much an idle transaction elsewhere slows down the claim.",
     "latency": "The time from a commit to its vector, compared with a hand-written loop and pgai.",
+    "models": "A worker beside its model's own encode, and queries beside a backfill.",
     "pipeline": "Rows embedded a second, compared with pgai and a hand-written script.",
     "providers": "Requests and bytes for 1,000 rows; base64 compared with JSON floats.",
     "queue": "Jobs a second of one worker process, compared with other queues.",

@@ -193,3 +193,15 @@ def test_pipeline(tmp_path: Path) -> None:
     [rate] = run("pipeline", "--counts-only", *few, folder=tmp_path).values()
 
     assert all(run["rows/s"] > 0 for [run] in rate.values())
+
+
+def test_models(tmp_path: Path) -> None:
+    few = ("--rows", "100", "--batches", "32", "--queries", "5")
+
+    rates, queries = run("models", "--counts-only", *few, folder=tmp_path).values()
+
+    # Each row's vector was seen, or it would not have ended.
+    assert rates.keys() == {"encode, batches of 32", "worker, nothing to embed", "worker"}
+    assert all(run["rows/s"] > 0 for [run] in rates.values())
+    assert queries.keys() == {"in process", "in a process of its own"}
+    assert all(spent > 0 for [run] in queries.values() for spent in run.values())
