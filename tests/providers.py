@@ -126,6 +126,11 @@ class Moody(DeterministicProvider):
 class PlayedLocalProvider(LocalProvider):
     """Has its model run by an executor: see ``tests.played.models``."""
 
+    def __init__(self, *, fifo: str = "", **common: Any) -> None:
+        super().__init__(**common)
+        self._fifo = fifo
+
     @cached_property
     def recipe(self) -> Recipe:
-        return Recipe(load="tests.played.models.load", model=self.model)
+        arguments = {"fifo": self._fifo}
+        return Recipe(load="tests.played.models.load", model=self.model, arguments=arguments)

@@ -56,7 +56,8 @@ def build(
 ) -> Provider:
     """Build a new provider. The settings need not declare it: a space may outlive its declaration.
 
-    ``batch_size`` is the default for the option of that name, where a server is asked.
+    ``batch_size`` is the default for the option of that name, where a server is asked. ``executor``
+    is EXECUTOR, for a model that one can run.
 
     Raises:
         ImproperlyConfigured: an argument is wrong. The message says which, and what to do. The
@@ -68,11 +69,7 @@ def build(
     if "batch_size" not in options and not is_local:
         options = {**options, "batch_size": batch_size or conf.current().batch_size}
     made = declared.construct(kind, alias=alias, model=model, dimensions=dimensions, **options)
-    if executor is not None:
-        if not isinstance(made, LocalProvider):
-            raise ImproperlyConfigured(
-                f"EXECUTOR is set, but no model of {kind.__name__} can be run by one. Leave it out."
-            )
+    if executor is not None and isinstance(made, LocalProvider):
         made.run_by(executor)
     return made
 
@@ -88,18 +85,25 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
                 f"{conf.ENDLESS:,}, or leave it out."
             )
     _require_storable(where, str(config["MODEL"]), options)
+    executor = config.get("EXECUTOR")
     try:
-        return build(
+        made = build(
             alias=alias,
             backend=config["BACKEND"],
             model=config["MODEL"],
             dimensions=config["DIMENSIONS"],
             options=options,
             batch_size=batch_size,
-            executor=config.get("EXECUTOR"),
+            executor=executor,
         )
+        if executor is not None and not isinstance(made, LocalProvider):
+            raise ImproperlyConfigured(  # noqa: TRY301
+                f"EXECUTOR is set, and no model of {type(made).__name__} can be run by one. "
+                "Leave it out."
+            )
     except ImproperlyConfigured as error:
         raise ImproperlyConfigured(f"{where}: {error}") from error
+    return made
 
 
 def _require_storable(where: str, model: str, options: Mapping[str, Any]) -> None:

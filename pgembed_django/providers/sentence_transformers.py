@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,9 @@ BACKENDS: Final = {
     "openvino": ("optimum.intel", "optimum-intel"),
 }
 """What may run a model, with the module and the package that this needs."""
+
+FILES: Final = {"onnx": "*.onnx", "openvino": "openvino*.xml"}
+"""Which file a folder must have for a backend."""
 
 TOKENS_AT_ONCE: Final = {"cpu": 4_096}
 DEVICE_TOKENS: Final = 65_536
@@ -136,6 +140,7 @@ def load(
     """
     if Path(model).is_dir():
         require_digest(model, digest)
+        _require_file(model, backend)
     # Imported by name, so that type checking does not need the extra installed.
     library = importlib.import_module("sentence_transformers")
     threads = threads or cores() // place.count or 1
@@ -164,10 +169,20 @@ def load(
         )
     except (OSError, ValueError) as error:
         raise ProviderMisconfigured(
-            f"sentence-transformers cannot load {what}: "
-            f"{type(error).__name__}. Is the name or the path right?"
+            f"sentence-transformers cannot load {what}: {type(error).__name__}. Is the name or the "
+            "path right?"
         ) from error
     return _Embedding(loaded, threads) if kind == "SentenceTransformer" else _Scoring(loaded)
+
+
+def _require_file(model: str, backend: str) -> None:
+    """Refuse a folder that a backend would convert at each start, for half a minute."""
+    file = FILES.get(backend)
+    if file and not any(Path(model).rglob(file)):
+        raise ProviderMisconfigured(
+            f"{model} has no file {file}. To make one, run once: "
+            f"SentenceTransformer({model!r}, backend={backend!r}).save_pretrained({model!r})"
+        )
 
 
 def _for_backend(backend: str, threads: int) -> dict[str, Any]:
@@ -211,6 +226,7 @@ class _Embedding(Model):
         kind = loaded.device.type
         self._room = TOKENS_AT_ONCE.get(kind, DEVICE_TOKENS)
         self._prompt = loaded.prompts.get(loaded.default_prompt_name) or None
+        self._has_rows = _has_rows(dict(loaded.preprocess(["hello"], prompt=self._prompt)))
         batch_size, batch_tokens = REQUESTS.get(kind, DEVICE_REQUEST)
         weights = next(iter(loaded.parameters()), None)
         is_card = kind == "cuda"
@@ -220,12 +236,14 @@ class _Embedding(Model):
             devices=torch.cuda.device_count() if is_card else 1,
             dtype="float32" if weights is None else str(weights.dtype).removeprefix("torch."),
             threads=None if is_card else threads,
-            max_tokens=loaded.max_seq_length,
+            max_tokens=_finite(loaded.max_seq_length),
             batch_size=batch_size,
             batch_tokens=batch_tokens,
         )
 
-    def prepare(self, texts: Sequence[str]) -> _Prepared:
+    def prepare(self, texts: Sequence[str]) -> _Prepared | list[str]:
+        if not self._has_rows:
+            return [*texts]
         features = dict(self._model.preprocess([*texts], prompt=self._prompt))
         mask = features["attention_mask"]
         lengths = mask.sum(dim=1).tolist()
@@ -233,7 +251,9 @@ class _Embedding(Model):
         order = [row for row in np.argsort(lengths)[::-1].tolist() if row not in too_long]
         return _Prepared(len(texts), features, lengths, order, sorted(too_long))
 
-    def compute(self, prepared: _Prepared) -> _Computed:
+    def compute(self, prepared: _Prepared | list[str]) -> _Computed | Answer:
+        if isinstance(prepared, list):
+            return self._encoded(prepared)
         torch, order = self._torch, prepared.order
         made: list[Any] = []
         start = 0
@@ -262,7 +282,9 @@ class _Embedding(Model):
             event.record()
             return _Computed(prepared, arriving, event)
 
-    def finish(self, computed: _Computed) -> Answer:
+    def finish(self, computed: _Computed | Answer) -> Answer:
+        if isinstance(computed, Answer):
+            return computed
         prepared, vectors, event = computed
         if event is not None:
             event.synchronize()
@@ -273,11 +295,22 @@ class _Embedding(Model):
 
     def count(self, texts: Sequence[str]) -> Sequence[int | None]:
         tokenizer = self._model.tokenizer
-        if tokenizer is None or not texts:
+        if not (callable(tokenizer) and texts):
             return [None] * len(texts)
         prompted = [(self._prompt or "") + text for text in texts]
         encoded = tokenizer(prompted, truncation=False, padding=False, verbose=False)
         return [len(ids) for ids in encoded["input_ids"]]
+
+    def _encoded(self, texts: list[str]) -> Answer:
+        """Have the library itself compute texts whose tokens are not in rows."""
+        most = self.facts.max_tokens
+        too_long = [
+            row for row, count in enumerate(self.count(texts)) if most and (count or 0) > most
+        ]
+        vectors = self._model.encode(
+            texts, batch_size=len(texts), show_progress_bar=False, convert_to_numpy=True
+        )
+        return Answer(np.asarray(vectors, dtype=np.float32), too_long)
 
     def is_broken_by(self, error: BaseException) -> bool:
         # After such an error the library raises another one for each call.
@@ -304,6 +337,17 @@ class _Embedding(Model):
             for name, value in features.items()
         }
         return self._model(some)["sentence_embedding"]
+
+
+def _has_rows(features: dict[str, Any]) -> bool:
+    """Return whether a tokenizer's output has a row per text. That of static models has not."""
+    mask = features.get("attention_mask")
+    return mask is not None and len(mask.shape) == 2 and len(mask) == 1
+
+
+def _finite(tokens: float | None) -> int | None:
+    """Return the length of a context. A static model has none."""
+    return None if tokens is None or tokens == math.inf else int(tokens)
 
 
 class _Scoring(Model):

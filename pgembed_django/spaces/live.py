@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -112,6 +112,9 @@ def provider_of(space: Space) -> Provider:
         declared = providers.get(space.provider)
         if is_of(space, declared):
             return declared
+    settings = conf.current()
+    declared_now = settings.providers.get(space.provider)
+    executor = declared_now.get("EXECUTOR") if isinstance(declared_now, Mapping) else None
     try:
         return _build(
             space.provider,
@@ -119,7 +122,8 @@ def provider_of(space: Space) -> Provider:
             space.model,
             space.dimensions,
             json.dumps(space.options, sort_keys=True),
-            conf.current().batch_size,
+            settings.batch_size,
+            json.dumps(executor, sort_keys=True, default=str),
         )
     except ImproperlyConfigured as error:
         return _lost(space, f"Space {space.pk} ({space}) has lost its provider. {error} {REMEDY}")
@@ -179,7 +183,13 @@ def _lost(space: Space, why: str) -> NotInstalled:
 
 @functools.lru_cache(maxsize=32)
 def _build(
-    alias: str, backend: str, model: str, dimensions: int, options: str, batch_size: int
+    alias: str,
+    backend: str,
+    model: str,
+    dimensions: int,
+    options: str,
+    batch_size: int,
+    executor: str,
 ) -> Provider:
     return providers.build(
         alias=alias,
@@ -188,6 +198,7 @@ def _build(
         dimensions=dimensions,
         options=json.loads(options),
         batch_size=batch_size,
+        executor=json.loads(executor),
     )
 
 

@@ -155,10 +155,39 @@ def embed_once_noticed(provider: SentenceTransformerProvider) -> None:
             continue
 
 
+def convert(folder: Path, backend: str) -> None:
+    library.SentenceTransformer(str(folder), backend=backend).save_pretrained(str(folder))
+
+
+def test_a_static_model_is_computed_by_the_library_itself(tmp_path: Path, make_provider) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: number for number, word in enumerate(["[UNK]", "cat", "dog", "row"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    module = library.sentence_transformer.modules.StaticEmbedding(tokenizer, embedding_dim=384)
+    library.SentenceTransformer(modules=[module], device="cpu").save_pretrained(str(tmp_path))
+    texts = ["cat", "dog row", "cat " * 1000]
+
+    vectors = make_provider(tmp_path).embed_documents(texts)
+
+    own = library.SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
+    expected = own / np.linalg.norm(own, axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
+@needs_onnx
+def test_a_model_is_not_converted_at_each_start(make_provider) -> None:
+    with pytest.raises(
+        ProviderMisconfigured, match=r"has no file \*\.onnx\. To make one, run once: S"
+    ):
+        make_provider(backend="onnx").warm_up()
+
+
 @needs_onnx
 def test_onnxruntime_makes_the_same_vectors_and_writes_nothing_into_the_folder(
     folder: Path, make_provider, own: np.ndarray
 ) -> None:
+    convert(folder, "onnx")
     before = digest(folder)
     provider = make_provider(folder, backend="onnx", threads=1)
 
@@ -177,8 +206,7 @@ def test_the_file_that_an_option_names_is_used_and_no_other(
 ) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
-    exported = library.SentenceTransformer(str(folder), device="cpu", backend="onnx")
-    exported.save_pretrained(str(folder))
+    convert(folder, "onnx")
     quantize_dynamic(folder / "onnx/model.onnx", folder / "onnx/small.onnx")
     provider = make_provider(folder, backend="onnx", file_name="onnx/small.onnx")
 
@@ -195,12 +223,14 @@ def test_the_file_that_an_option_names_is_used_and_no_other(
 def test_openvino_makes_the_same_vectors_and_writes_nothing_into_the_folder(
     folder: Path, make_provider, own: np.ndarray
 ) -> None:
+    convert(folder, "openvino")
     before = digest(folder)
     provider = make_provider(folder, backend="openvino", threads=1)
 
     np.testing.assert_allclose(provider.embed_documents(TEXTS), own, atol=1e-5)
 
-    compiled = provider.executor._model._model[0].auto_model.request.get_compiled_model()
+    request = provider.executor._model._model[0].auto_model.request
+    compiled = getattr(request, "get_compiled_model", lambda: request)()  # of older versions
     assert compiled.get_property("INFERENCE_NUM_THREADS") == 1
     assert compiled.get_property("INFERENCE_PRECISION_HINT").to_string() == "f32"
     assert digest(folder) == before

@@ -43,8 +43,13 @@ class Played(Model):
         return "the device is gone" in str(error)
 
 
-def load(*, place: Place, fault: str = "") -> Model:
-    """Load the model, unless there is a fault. ``exit``: take the process along."""
+def load(*, place: Place, fault: str = "", fifo: str = "") -> Model:
+    """Load the model, unless there is a fault. ``exit``: take the process along.
+
+    ``fifo``: wait until there is a writer of that.
+    """
+    if fifo:
+        Path(fifo).read_bytes()
     if fault == "exit":
         os._exit(13)
     if fault:
