@@ -75,10 +75,10 @@ class Settings:
     """The wait before the second attempt. It doubles with each one, with jitter, up to an hour."""
 
     batch_size: int = 32
-    """How many texts to send in one request, unless the provider's OPTIONS say otherwise."""
+    """How many texts to send a server at once, unless the provider's OPTIONS say otherwise."""
 
     concurrency: int = 2
-    """How many requests may be in flight at once, per provider."""
+    """How many requests may be in flight at once, per provider with a server."""
 
     tasks_concurrency: int = 8
     """How many tasks a worker runs at once, in threads."""
