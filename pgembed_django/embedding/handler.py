@@ -109,7 +109,11 @@ class EmbeddingHandler(Handler):
         pools = self.embedder.pools
         least = settings.batch_size * settings.concurrency
         # A model on a device takes larger batches, and a fleet of them more at once.
-        busy = [pool.provider.batch_size * pool.concurrency for pool in pools]
+        busy = [
+            pool.provider.batch_size * pool.concurrency
+            for pool in pools
+            if pool.provider.concurrency
+        ]
         round_of_batches = max([least, *busy])
         is_full = sum([len(pool.queue) for pool in pools]) >= round_of_batches
         is_behind = self.held.waiting >= round_of_batches

@@ -153,7 +153,7 @@ class Stages:
 
 
 def _end_with(parent: int) -> None:
-    """End with another process. Its end of the pipe may live on in a process that it has forked."""
+    """End with another process, also while the thread that reads is at a text for good."""
     ending = threading.Event()
     while os.getppid() == parent:
         ending.wait(LOOK_SECONDS)

@@ -1153,7 +1153,8 @@ MUTANTS = [
         "executors/serving.py",
         "while os.getppid() == parent:",
         "while os.getppid():",
-        "unit/test_executors.py::test_a_process_ends_though_a_forked_one_holds_its_pipe",
+        "unit/test_executors.py::"
+        "test_a_process_ends_with_the_one_that_started_it_whatever_it_is_at",
     ),
     Mutant(
         "E1",
@@ -1167,7 +1168,7 @@ MUTANTS = [
         "E1",
         "queries-wait-their-turn",
         "executors/serving.py",
-        "self._prepared.put((last, next",
+        "self._prepared.put((not is_query, next",
         "self._prepared.put((False, next",
         "unit/test_executors.py::test_a_query_is_computed_before_batches_that_wait",
     ),

@@ -15,11 +15,21 @@ ANSWER = 4
 
 
 class Played(Model):
-    """Does what its texts say. ``wait PATH``: until there is a writer of that FIFO."""
+    """Does what its texts say. ``wait PATH``: until there is a writer of that FIFO.
+
+    ``tokenize PATH``: the same, before it is computed.
+    """
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._computed = 0
+
+    def prepare(self, texts: Sequence[str]) -> Sequence[str]:
+        for text in texts:
+            match text.split():
+                case ["tokenize", path]:
+                    Path(path).read_bytes()
+        return texts
 
     def compute(self, texts: Sequence[str]) -> Answer:
         for text in texts:

@@ -222,21 +222,22 @@ from pgembed_django.executors import OwnProcess, Recipe
 
 executor = OwnProcess(Recipe(load="tests.played.models.load", model="played"))
 print(int(executor.compute(["one"]).values[0][0]), flush=True)
-executor.call("compute", [f"wait {sys.argv[1]}"])
+executor.call("compute", [sys.argv[1]])
 """
 
 
+@pytest.mark.parametrize("at", ["wait", "tokenize"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_process_ends_with_the_one_that_started_it_whatever_it_computes(
-    fifo: Path, number: signal.Signals
+def test_a_process_ends_with_the_one_that_started_it_whatever_it_is_at(
+    fifo: Path, number: signal.Signals, at: str
 ):
-    command = [sys.executable, "-c", STARTS, str(fifo)]
+    command = [sys.executable, "-c", STARTS, f"{at} {fifo}"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        parent.send_signal(number)
-
-    wait_for_end(pid)
+        with fifo.open("wb"):  # it is at it
+            parent.send_signal(number)
+            wait_for_end(pid)
 
 
 FORKS_AND_ENDS = """
@@ -246,14 +247,14 @@ from pgembed_django.executors import OwnProcess, Recipe
 executor = OwnProcess(Recipe(load="tests.played.models.load", model="played"))
 pid = int(executor.compute(["one"]).values[0][0])
 if not os.fork():
-    os.read(0, 1)  # it holds a copy of the pipe
+    os.read(0, 1)  # it has a copy of all that was open
     os._exit(0)
 print(pid, flush=True)
 os.kill(os.getpid(), 9)
 """
 
 
-def test_a_process_ends_though_a_forked_one_holds_its_pipe():
+def test_a_process_ends_though_a_forked_one_lives_on():
     command = [sys.executable, "-c", FORKS_AND_ENDS]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
