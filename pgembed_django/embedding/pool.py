@@ -154,7 +154,7 @@ class Pool:
             suspected = ProviderUnavailable if is_rested else ProviderMisconfigured
         self.in_flight += 1
         self._is_exclusive = exclusively
-        if isinstance(self._executor, Threads):
+        if isinstance(self._executor, Threads) and self.concurrency > self._concurrency:
             self._executor.grow(self.concurrency)
         ask_first = exclusively or not texts
         future = self._executor.submit(self._embed, texts, sight, ask_first, suspected)

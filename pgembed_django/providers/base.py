@@ -42,6 +42,13 @@ class Provider(Options, ABC):
     quotes_no_text = False
     """Whether the messages of its errors never hold a part of a text."""
 
+    concurrency: int | None = None
+    """How many requests keep its model busy. None: PGEMBED_CONCURRENCY, as a server has others."""
+
+    tells_too_long: ClassVar[bool] = False
+    """Whether ``embed_checked`` tells which texts are too long, by ``InputTooLong`` as their fault.
+    Then no text need be counted before it is sent."""
+
     space_options: ClassVar[tuple[str, ...]] = ("truncate_dimensions",)
     """The options that change the vectors, besides the prefixes. Each is an attribute as well."""
 
@@ -210,10 +217,6 @@ class Provider(Options, ABC):
         """Return why the model that answers may not be the one that is meant. Empty: no reason."""
         return ""
 
-    tells_too_long: ClassVar[bool] = False
-    """Whether ``embed_checked`` tells which texts are too long, by ``InputTooLong`` as their fault.
-    Then no text need be counted before it is sent."""
-
     @property
     def start_seconds(self) -> float:
         """How long its model took to start. Zero: a server has it, or it was not used yet."""
@@ -222,11 +225,6 @@ class Provider(Options, ABC):
     def runs_on(self) -> str:
         """Return what its model runs on, for people. Empty: a server knows."""
         return ""
-
-    @property
-    def concurrency(self) -> int | None:
-        """How many requests keep the model busy. None: PGEMBED_CONCURRENCY."""
-        return None
 
     @property
     def may_cut_silently(self) -> bool:

@@ -146,7 +146,7 @@ class LocalProvider(LocalModel, Provider):
         return f"{facts.device}{hardware}, {facts.dtype}{threads}, {where}"
 
     @property
-    def concurrency(self) -> int | None:
+    def concurrency(self) -> int | None:  # type: ignore[override]
         return None if self._executor is None else self._executor.slots
 
     @property
