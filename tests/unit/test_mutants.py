@@ -25,6 +25,6 @@ def test_what_a_mutant_breaks_and_the_test_that_it_names_are_there(mutant: Mutan
 def test_each_invariant_has_two_mutants_or_more():
     counts = Counter(mutant.invariant for mutant in MUTANTS)
 
-    names = {f"I{n}" for n in range(1, 14)} | {f"T{n}" for n in range(1, 8)} | {"S1", "C1"}
+    names = {f"I{n}" for n in range(1, 14)} | {f"T{n}" for n in range(1, 8)} | {"S1", "C1", "E1"}
     assert {name for name, count in counts.items() if count > 1} == names
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
