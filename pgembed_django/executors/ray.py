@@ -429,7 +429,7 @@ class _Actor:
             await asyncio.wait_for(self._ready(), self._plan.start_seconds)
         except TimeoutError:
             raise ProviderUnavailable(
-                f"{self._plan.cluster} has started no actor with {self._plan.cpus or 1:g} CPUs and "
+                f"{self._plan.cluster} has started no actor with {self._plan.cpus or 0:g} CPUs and "
                 f"{self._plan.gpus:g} GPUs within {self._plan.start_seconds:g} s. Give it more of "
                 "them, or lower ACTORS, CPUS or GPUS."
             ) from None
@@ -467,9 +467,9 @@ class _Actor:
             "max_task_retries": 0,
             "max_concurrency": CALLS,
             "num_gpus": plan.gpus,
+            # Not left out: beside num_gpus, Ray takes that for one of each actor.
+            "num_cpus": plan.cpus or 0,
         }
-        if plan.cpus is not None:
-            options["num_cpus"] = plan.cpus
         kind = importlib.import_module("ray").remote(ModelActor)
         return kind.options(**options).remote(plan)
 
