@@ -96,13 +96,13 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
             batch_size=batch_size,
             executor=executor,
         )
-        if executor is not None and not isinstance(made, LocalProvider):
-            raise ImproperlyConfigured(  # noqa: TRY301
-                f"EXECUTOR is set, and no model of {type(made).__name__} can be run by one. "
-                "Leave it out."
-            )
     except ImproperlyConfigured as error:
         raise ImproperlyConfigured(f"{where}: {error}") from error
+    if executor is not None and not isinstance(made, LocalProvider):
+        raise ImproperlyConfigured(
+            f"{where}: EXECUTOR is set, and no model of {type(made).__name__} can be run by one. "
+            "Leave it out."
+        )
     return made
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.core.threads import fork_safe_lock
 from pgembed_django.providers.base import Provider, Vectors
+from pgembed_django.providers.local import require_package
 
 WIDTHS: Final = (64, 128, 256)
 """The wheel contains 256 dimensions; the first 64 or 128 are usable as vectors on their own."""
@@ -35,11 +35,7 @@ class WordLlamaProvider(Provider):
         super().__init__(model=model, **common)
         if self.dimensions not in WIDTHS:
             raise self.wrong("DIMENSIONS", self.dimensions, f"WordLlama has {WIDTHS}")
-        if importlib.util.find_spec("wordllama") is None:
-            raise ImproperlyConfigured(
-                "The package wordllama is not installed. "
-                'It comes with pip install "pgembed-django[wordllama]".'
-            )
+        require_package("wordllama", "wordllama", extra="wordllama")
         if not _weights(self.model).exists():
             shipped = sorted(
                 path.stem.removesuffix("_256") for path in _weights("").parent.iterdir()

@@ -17,7 +17,7 @@ class CrossEncoderReranker(SentenceTransformersModel, Reranker):
         self, query: str, passages: Sequence[str], *, timeout_seconds: float
     ) -> Sequence[float]:
         pairs = [(query, passage) for passage in passages]
-        scores: Sequence[float] = self.executor.compute(pairs, is_query=True).values  # type: ignore[assignment]
+        scores: list[float] = self.executor.compute(pairs, is_query=True).values.tolist()
         return scores
 
     def warm_up(self) -> None:

@@ -304,6 +304,12 @@ def test_an_actor_without_room_says_how_much_it_needs(
         one.start()
 
 
+def test_without_cpus_there_may_be_more_actors_than_cores(cluster: Cluster):
+    with executor(cluster, "many", cpus=None, actors=5) as one:
+        one.start()
+        wait_until(lambda: one.status().running == 5)
+
+
 def test_a_head_that_starts_again_costs_no_row_and_no_attempt(cluster: Cluster, start_worker):
     make_notes(50)
     worker = start_worker(**settings(cluster.address, "headless"))
