@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -113,8 +113,7 @@ def provider_of(space: Space) -> Provider:
         if is_of(space, declared):
             return declared
     settings = conf.current()
-    declared_now = settings.providers.get(space.provider)
-    executor = declared_now.get("EXECUTOR") if isinstance(declared_now, Mapping) else None
+    executor = settings.declared.get(space.provider, {}).get("EXECUTOR")
     try:
         return _build(
             space.provider,
