@@ -25,6 +25,9 @@ from tests.unit.test_provider_faults import lasting, outages, passing, poisons
 pytestmark = pytest.mark.django_db
 
 EXAMPLES = int(os.environ.get("PGEMBED_TEST_FAULTS", "5"))
+AT_ONCE = min(EXAMPLES, 10)
+"""Examples of one test. Its transaction is open for that long, and other tests wait for its end."""
+
 MAX_ROUNDS = 80
 
 # The longer ones are those in which a provider may go down with a text. How often it may
@@ -52,8 +55,10 @@ def server(settings: Any) -> Iterator[played.Ollama]:
         providers.get().close()
 
 
+@pytest.mark.parametrize("part", range(-(-EXAMPLES // AT_ONCE)))
 @settings(
-    max_examples=EXAMPLES,
+    max_examples=AT_ONCE,
+    derandomize=False,  # or else all parts would draw the same in CI
     deadline=None,
     # An example takes a while: shrinking one would take minutes.
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
@@ -61,7 +66,11 @@ def server(settings: Any) -> Iterator[played.Ollama]:
 )
 @given(faults=faults, poisons=poisons, batch_size=st.integers(1, 8))
 def test_no_job_is_lost_and_no_innocent_one_is_charged(
-    server: played.Ollama, faults: Any, poisons: list[played.Reply | None], batch_size: int
+    part: int,
+    server: played.Ollama,
+    faults: Any,
+    poisons: list[played.Reply | None],
+    batch_size: int,
 ):
     groups = [*faults[0], *faults[1]]
     faults[2].shuffle(groups)
