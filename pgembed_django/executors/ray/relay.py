@@ -1,35 +1,25 @@
-"""Run a model in the actors of a Ray cluster, which all workers share: past one machine.
+"""What is connected to the cluster: it passes a worker's calls on to the actors.
 
-What is connected to the cluster is a process of its own, the relay. Ray takes over the signals of a
-process that it is connected to, ends it once it has lost the cluster, and does not survive a fork.
+It has them created, waits for those that are started again, and tells the worker which are ready.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
-import hashlib
 import importlib
-import importlib.util
 import os
 import pickle
 import socket
 import tempfile
 import threading
-import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from django.core.exceptions import ImproperlyConfigured
-
-from pgembed_django import __version__
 from pgembed_django.exceptions import (
     ProviderError,
     ProviderLost,
@@ -37,20 +27,14 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 from pgembed_django.executors import serving
-from pgembed_django.executors.base import Facts, Place, Recipe, Status, Task
-from pgembed_django.executors.own_process import DEPTH, Crew, Member, Processes
+from pgembed_django.executors.base import Facts, Task
+from pgembed_django.executors.ray.actor import ModelActor, Plan
 
 NAMESPACE: Final = "pgembed"
 """The namespace of the actors."""
 
-UNUSED_SECONDS: Final = 300.0
-"""An actor ends itself once no process has needed it for so long."""
-
 TOUCH_SECONDS: Final = 30.0
 """How often a relay tells its actors that they are needed."""
-
-START_SECONDS: Final = 60.0
-"""How long to wait for the process of an actor. Loading the model may take longer."""
 
 LOOK_SECONDS: Final = 2.0
 """How often to look whether the head is there, and whether an actor is back."""
@@ -62,103 +46,6 @@ MISSES: Final = 2
 
 CALLS: Final = 1_000
 """How many calls an actor has at most, of all workers. Ray keeps further ones until then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Which actors there are to be."""
-
-    recipe: Recipe
-    address: str | None
-    actors: int
-    cpus: float | None
-    gpus: float
-    start_seconds: float
-    unused_seconds: float
-
-    def name_of(self, index: int) -> str:
-        """Return the name of an actor. Workers with the same recipe share it."""
-        arguments = sorted(self.recipe.arguments.items())
-        # With the version: a newer one may call what an actor of an older one does not have.
-        key = repr((self.recipe.load, arguments, self.cpus, self.gpus, __version__))
-        return f"{hashlib.sha256(key.encode()).hexdigest()[:16]}-{index}"
-
-    @property
-    def cluster(self) -> str:
-        """What messages call the cluster."""
-        return f"the Ray cluster at {self.address}" if self.address else "the local Ray cluster"
-
-
-class Ray(Processes):
-    """Loads the model into ACTORS actors of the Ray cluster at ADDRESS, each with CPUS and GPUS.
-
-    Without CPUS, none are reserved, and the actors are taken to share one machine.
-
-    Without ADDRESS: in the cluster that runs on this machine. If there is none, one is started,
-    which ends with this process. Actors end themselves some minutes after the last process that
-    needs them.
-    """
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        address: str | None = None,
-        actors: int = 1,
-        cpus: float | None = None,
-        gpus: float = 0,
-    ) -> None:
-        if importlib.util.find_spec("ray") is None:
-            raise ImproperlyConfigured(
-                'The package ray is not installed. It comes with pip install "pgembed-django[ray]".'
-            )
-        plan = Plan(
-            recipe=recipe,
-            address=self.optional(self.name, "ADDRESS", address),
-            actors=self.whole("ACTORS", actors),
-            cpus=self.optional(self._share, "CPUS", cpus),
-            gpus=self._share("GPUS", gpus),
-            start_seconds=START_SECONDS,
-            unused_seconds=UNUSED_SECONDS,
-        )
-        super().__init__(recipe, Crew(recipe, 1, member=partial(_Relay, plan)))
-        self._plan = plan
-
-    @property
-    def slots(self) -> int:
-        return self._plan.actors * DEPTH
-
-    def status(self) -> Status:
-        return replace(super().status(), wanted=self._plan.actors)
-
-    def _share(self, option: str, value: float) -> float:
-        if type(value) not in (int, float) or not 0 <= value < 1_000:
-            raise self.wrong(option, value, "Set it to a number of zero or more, such as 0.5")
-        return value
-
-
-class _Relay(Member):
-    """The process that is connected to the cluster, as the worker sees it."""
-
-    main = __name__
-
-    def __init__(self, plan: Plan, crew: Crew, recipe: Recipe, place: Place) -> None:
-        self._plan = plan
-        self.depth = plan.actors * DEPTH
-        super().__init__(crew, recipe, place)
-
-    @property
-    def order(self) -> object:
-        return self._plan
-
-    def outage(self, status: int) -> ProviderUnavailable:
-        # No text is to blame: none is computed there.
-        return ProviderUnavailable(
-            f"The connection to {self._plan.cluster} broke: its process ended with status {status}."
-        )
-
-
-# In the relay
 
 
 def main(number: int, parent: int) -> None:
@@ -476,78 +363,3 @@ class _Actor:
 
 async def _result(reference: Any) -> Any:
     return await asyncio.wrap_future(reference.future())
-
-
-# In an actor
-
-
-class ModelActor:
-    """A model in a process of the cluster. It ends itself once nobody needs it."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._recipe = plan.recipe
-        self._unused_seconds = plan.unused_seconds
-        cores = os.cpu_count() or 1
-        # Its index is always 0, since Ray shows it no devices but its own.
-        self._place = Place(0, max(1, int(cores / plan.cpus)) if plan.cpus else plan.actors)
-        self._stages: serving.Stages | None = None
-        self._taking = ThreadPoolExecutor(1)
-        self._facts: Facts | None = None
-        self._last_needed = time.monotonic()
-        self._in_progress = 0
-        """How many calls it works on. Loading a model may take longer than it may be unused."""
-        serving.prepare_threads()
-        serving.in_thread(self._end_if_unused)
-
-    @cached_property
-    def _loading(self) -> asyncio.Lock:
-        return asyncio.Lock()
-
-    async def touch(self) -> None:
-        """Note that it is needed."""
-        self._last_needed = time.monotonic()
-
-    async def start(self) -> Facts | ProviderError:
-        """Return the model's facts. Loads it if it is not loaded."""
-        async with self._needed(), self._loading:
-            if self._facts is None:
-                started = time.monotonic()
-                try:
-                    model = await asyncio.to_thread(self._recipe.loaded, self._place)
-                except ProviderError as error:
-                    return error
-                self._stages = serving.Stages(model, self._recipe, _settle)
-                serving.in_thread(self._stages.run)
-                self._facts = replace(model.facts, start_seconds=time.monotonic() - started)
-            return self._facts
-
-    async def call(self, task: Task, texts: Sequence[Any], is_query: bool) -> Any:
-        """Return the outcome of a call. An error is returned, too: raised, it would be wrapped."""
-        found = await self.start()
-        if isinstance(found, ProviderError) or self._stages is None:
-            return found
-        answer: Future[Any] = Future()
-        async with self._needed():
-            self._taking.submit(self._stages.take, answer, task, texts, is_query)
-            return await asyncio.wrap_future(answer)
-
-    @asynccontextmanager
-    async def _needed(self) -> AsyncIterator[None]:
-        self._in_progress += 1
-        try:
-            yield
-        finally:
-            self._in_progress -= 1
-            await self.touch()
-
-    def _end_if_unused(self) -> None:
-        ray = importlib.import_module("ray")
-        looking = threading.Event()
-        while self._in_progress or time.monotonic() - self._last_needed < self._unused_seconds:
-            looking.wait(LOOK_SECONDS)
-        # Whatever ends otherwise is started again.
-        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
-
-
-def _settle(answer: Future[Any], outcome: object) -> None:
-    answer.set_result(outcome)
