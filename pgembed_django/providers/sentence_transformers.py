@@ -33,7 +33,7 @@ BACKENDS: Final = {
 FILES: Final = {"onnx": "*.onnx", "openvino": "openvino*.xml"}
 """Which file a folder must have for a backend."""
 
-TOKENS_AT_ONCE: Final = {"cpu": 4_096}
+TOKENS_AT_ONCE: Final = {"cpu": 1_536}
 DEVICE_TOKENS: Final = 65_536
 """How many tokens, padding included, a device computes at once. Fewer where they do not fit."""
 
