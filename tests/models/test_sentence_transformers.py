@@ -16,7 +16,10 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.exceptions import ProviderLost, ProviderMisconfigured
-from pgembed_django.providers.sentence_transformers import SentenceTransformerProvider
+from pgembed_django.providers.sentence_transformers import (
+    TOKENS_AT_ONCE,
+    SentenceTransformerProvider,
+)
 
 library = pytest.importorskip("sentence_transformers")
 try:
@@ -83,12 +86,12 @@ def test_vectors_are_those_of_encode(make_provider, own: np.ndarray, executor) -
 def test_of_texts_padded_on_the_left_the_right_end_is_computed(folder: Path, make_provider) -> None:
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "padding_side": "left"}))
-    # More than are computed at once, in two lengths: no text is padded among those of its length.
-    texts = ["cat " * 254] * 16 + ["dog " * 20] * 3
+    # The long ones are just as many as are computed at once: no text is padded among the others.
+    texts = ["cat " * 254] * (TOKENS_AT_ONCE["cpu"] // CONTEXT) + ["dog " * 20] * 3
     reference = library.SentenceTransformer(str(folder), device="cpu")
     assert reference.tokenizer.padding_side == "left"
 
-    vectors = make_provider(folder).embed_documents(texts)
+    vectors = make_provider(folder).executor.compute(texts).values  # in one request
 
     np.testing.assert_allclose(vectors[0], reference.encode(texts[0]), atol=1e-5)
     np.testing.assert_allclose(vectors[-1], reference.encode(texts[-1]), atol=1e-5)
