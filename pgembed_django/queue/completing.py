@@ -193,7 +193,8 @@ class Completing:
             started = time.perf_counter()
             wait = database.BRIEFLY if waits else database.SHORTLY
             try:
-                smaller = self._write(some, done, wait=wait, is_again=some is last)
+                with database.Connecting(using):
+                    smaller = self._write(some, done, wait=wait, is_again=some is last)
             except database.Busy:
                 smaller = _smaller(some)
                 busy += smaller

@@ -133,7 +133,8 @@ class Chores:
         try:
             while not self.stopping.is_set():
                 try:
-                    self._round()
+                    with database.Connecting(self.using):
+                        self._round()
                     outage_seconds = 0.0
                 except (DatabaseError, InterfaceError) as error:
                     if not faults.is_lost_connection(error):

@@ -132,7 +132,8 @@ class Worker:
         """Start as soon as the server allows it. Return False if it was stopped before."""
         while not self.is_asked_to_stop:
             try:
-                self._start()
+                with database.Connecting(self.using):
+                    self._start()
             except (DatabaseError, InterfaceError) as error:
                 self._handle_database_error(error)
             else:
@@ -177,9 +178,10 @@ class Worker:
             if handle_signals_again is not None:
                 handle_signals_again()
             try:
-                if self._is_done():
-                    return
-                self._round()
+                with database.Connecting(self.using):
+                    if self._is_done():
+                        return
+                    self._round()
             except (DatabaseError, InterfaceError) as error:
                 self._handle_database_error(error)
 
