@@ -253,9 +253,7 @@ class Worker:
             self._listening.due_at = 0.0  # just lost: listen again at once
         if self.is_cut_off:
             self._heartbeat.due_at = 0.0  # leases may have run out
-        # First of all, so that jobs lost during a freeze are not worked on.
-        if self._heartbeat.seconds and time.monotonic() >= self._heartbeat.due_at:
-            self._heartbeat.run()
+        self._beat()
         if self.is_cut_off:
             # Finish the held jobs first: new ones could not be completed either.
             for work in self.works:
@@ -295,6 +293,7 @@ class Worker:
 
     def _step(self, *, claim: bool = True) -> bool:
         """Let the handlers do one step each. Return whether anything moved."""
+        self._beat()
         moved, refused = False, None
         for work in self.works:
             try:
@@ -306,6 +305,11 @@ class Worker:
         if refused is not None:
             raise refused
         return moved
+
+    def _beat(self) -> None:
+        """Renew the leases if it is time, before a step: what was lost in a freeze is let go of."""
+        if self._heartbeat.seconds and time.monotonic() >= self._heartbeat.due_at:
+            self._heartbeat.run()
 
     def _sleep(self) -> bool:
         """Wait until there may be something to do: an answer, a nudge, a timer or a signal.
