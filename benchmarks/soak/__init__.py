@@ -25,7 +25,7 @@ from benchmarks import captures, postgres
 from benchmarks.soak import faults, processes, repeats, server
 
 LOOK_SECONDS = 1.0
-"""How often a snapshot is checked while faults happen."""
+"""How often a snapshot is checked, or prepared transactions are, while faults happen."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,16 +139,17 @@ def _soak(
     # Import late: our models need Django to be set up.
     from benchmarks.soak import leases, quiet, report, snapshots
 
-    seen = snapshots.Snapshots()
+    seen, looks = snapshots.Snapshots(), 0
     while (now := time.monotonic() - started) < options.seconds:
         fire.run_due(now)
         workers.tend()
-        # What is read from the log gets its job after the commit: only the end counts.
-        if not is_read and now > seen.looks * LOOK_SECONDS:
-            seen.look()
+        if now > looks * LOOK_SECONDS:
+            looks += 1
+            # What is read from the log gets its job after the commit: only the end counts.
+            decoded.finish_late() if is_read else seen.look()
         time.sleep(0.05)
     fire.end()
-    written = writers.results()
+    written = writers.results(meanwhile=decoded.finish_late)
     (workers.folder / "events.log").write_text("\n".join(map(str, fired)))
     (workers.folder / "blows.log").write_text(
         "\n".join(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import uuid
+from contextlib import suppress
 
 import psycopg
-from django.db import connection, transaction
+from django.db import Error, connection, transaction
 
 from benchmarks.app.models import Article
 from benchmarks.soak.actions import Texts
@@ -21,7 +22,14 @@ INSERT = """
     FROM generate_series(%s, %s) AS n
 """
 MAY_PREPARE = "SELECT current_setting('max_prepared_transactions')::int > 0"
-LEFT = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+LEFT = """
+    SELECT gid
+    FROM pg_prepared_xacts
+    WHERE database = current_database()
+      AND prepared <= now() - make_interval(secs => %s)
+"""
+LATE_SECONDS = 5
+"""Nobody takes so long to end a prepared transaction, except after a fault."""
 
 
 def write_many() -> int:
@@ -72,7 +80,7 @@ def prepare(texts: Texts, draw: random.Random) -> int:
 
 
 def finish(name: str, how: str) -> None:
-    """End a prepared transaction. After a fault, ``finish_all`` does."""
+    """End a prepared transaction. After a fault, ``finish_late`` does."""
     statement = psycopg.sql.SQL(how + " PREPARED {}").format(name)
     parameters = connection.get_connection_params()
     parameters.pop("cursor_factory", None)
@@ -80,11 +88,17 @@ def finish(name: str, how: str) -> None:
         other.execute(statement)
 
 
-def finish_all() -> None:
-    """Roll back what a fault has left prepared."""
+def finish_late() -> None:
+    """Roll back what a fault has left prepared, unless another one cuts us off."""
+    with suppress(Error, psycopg.Error):
+        finish_left(seconds=LATE_SECONDS)
+
+
+def finish_left(*, seconds: float) -> None:
+    """Roll back what a fault has left prepared so long ago: its locks outlast the server."""
     connection.close()  # a fault may have cut it off
     with connection.cursor() as cursor:
-        cursor.execute(LEFT)
+        cursor.execute(LEFT, [seconds])
         names = [name for [name] in cursor.fetchall()]
     for name in names:
         finish(name, "ROLLBACK")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,12 +72,17 @@ class Writers:
             far_end.close()
             self._pipes.append(near_end)
 
-    def results(self) -> Sequence[Any]:
+    def results(self, meanwhile: Callable[[], None]) -> Sequence[Any]:
         """Wait until all writers have ended, and return what each has written.
+
+        Calls ``meanwhile`` each second: a fault may have left locks that they wait for.
 
         Raises:
             EOFError: a writer has died.
         """
+        for pipe in self._pipes:
+            while not pipe.poll(timeout=1):
+                meanwhile()
         return [pipe.recv() for pipe in self._pipes]
 
 

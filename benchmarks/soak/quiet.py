@@ -18,7 +18,7 @@ STALL_SECONDS = 45.0
 def drain(*, meanwhile: Callable[[], object]) -> float:
     """Wait until no job is open and no ripple left, or the queue is stalled. Return the seconds."""
     started = fell = time.monotonic()
-    decoded.finish_all()
+    decoded.finish_left(seconds=0)
     fewest = None
     end = captures.end() if ReplicationSlot.objects.exists() else 0
     while True:
