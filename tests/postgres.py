@@ -14,8 +14,13 @@ from typing import Any
 
 import psycopg
 
+OURS = "PGEMBED_TEST_SERVER"
+"""The variable with the address of the embedded server, for the processes that share it."""
+
 GIVEN = os.environ.get("DATABASE_URL")
-"""The server that the tests were given. It is not theirs to restart."""
+"""The server that the tests were given. It is not theirs to restart, or to copy."""
+if os.environ.get(OURS) == GIVEN:
+    GIVEN = None
 
 
 @functools.cache
@@ -39,7 +44,7 @@ def url() -> str:
         connection.execute("ALTER SYSTEM SET wal_level = logical")
         connection.execute("ALTER SYSTEM SET max_prepared_transactions = 10")
     _restart(server)
-    os.environ["DATABASE_URL"] = server.get_uri()
+    os.environ["DATABASE_URL"] = os.environ[OURS] = server.get_uri()
     return os.environ["DATABASE_URL"]
 
 
