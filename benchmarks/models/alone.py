@@ -44,11 +44,12 @@ def encode(config: Config, *, rows: int, batches: Sequence[int]) -> dict[str, An
     else:
         torch = import_module("torch")
         options = config["OPTIONS"]
-        dtype = options.get("dtype")
+        backend = options.get("backend", "torch")
+        given = {"dtype": options["dtype"]} if "dtype" in options else {}
+        if backend == "openvino":  # its own choice may be bfloat16, which ours is not
+            given["ov_config"] = {"INFERENCE_PRECISION_HINT": "f32"}
         loaded = import_module("sentence_transformers").SentenceTransformer(
-            config["MODEL"],
-            backend=options.get("backend", "torch"),
-            model_kwargs={"dtype": dtype} if dtype else {},
+            config["MODEL"], backend=backend, model_kwargs=given
         )
         is_card = loaded.device.type == "cuda"
         hardware = torch.cuda.get_device_name(loaded.device) if is_card else ""
