@@ -70,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="for encode")
     parser.add_argument("--encodes", type=int, help="Texts a second of a stand-in's encode.")
     parser.add_argument("--executor", nargs="+", choices=EXECUTORS, default=["own-process"])
+    parser.add_argument(
+        "--processes", type=int, nargs="*", default=[], help="of a worker: compare these too."
+    )
     parser.add_argument("--actors", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--tokens", type=int, nargs="+", help="Compare these, and no worker.")
     parser.add_argument("--queries", type=int, default=200, help="0: none.")
@@ -151,6 +154,11 @@ def _throughput(config: Config, executors: list[str], options: argparse.Namespac
         )
         for name in executors
     }
+    for count in options.processes:
+        executor = {"BACKEND": EXECUTORS["own-process"], "PROCESSES": count}
+        contenders[_processes_title(count)] = functools.partial(
+            _work, config | {"EXECUTOR": executor}, options.rows
+        )
     comparison.alternate(contenders, runs=options.runs)
     encode = next(iter(contenders))
     is_on_cpu = tried["hardware"].startswith("CPU")
@@ -161,6 +169,7 @@ def _throughput(config: Config, executors: list[str], options: argparse.Namespac
         Bar(FIGURE, _title(name), [lesser], least=least if name == "own-process" else None)
         for name in executors
     ]
+    comparison.bars += [Bar(FIGURE, _processes_title(n), [lesser]) for n in options.processes]
     return comparison
 
 
@@ -213,6 +222,10 @@ def _encode_title(batch: int | str) -> str:
 
 def _title(executor: str) -> str:
     return OURS if executor == "own-process" else f"{OURS}, {executor}"
+
+
+def _processes_title(count: int) -> str:
+    return f"{OURS}, {count} processes"
 
 
 def _actors_title(count: int) -> str:

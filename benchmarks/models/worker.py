@@ -18,7 +18,9 @@ from benchmarks.models.texts import texts
 
 START_SECONDS = 120.0
 WARM = 8
-"""How many rows are embedded before the time is taken, so that the model is loaded."""
+WARM_OF_EACH = 1_024
+"""How many rows are embedded before the time is taken, so that the model is loaded: by one process,
+and for each of several."""
 
 STORED = "SELECT count(embedding) FROM app_articleembedding"
 ROW = "INSERT INTO app_article (title, contents, is_public, views) VALUES ('', %s, true, 0)"
@@ -27,6 +29,8 @@ COPY = "COPY app_article (title, contents, is_public, views) FROM STDIN"
 
 def rows_per_second(config: Mapping[str, Any], *, rows: int) -> float:
     """Return how many rows a second are embedded, from their commit to the last vector."""
+    processes = config.get("EXECUTOR", {}).get("PROCESSES", 1)
+    warm = WARM if processes == 1 else WARM_OF_EACH * processes
     with postgres.fresh_database() as url, psycopg.connect(url, autocommit=True) as own:
         settings = {"PGEMBED_PROVIDERS": {"default": config}}
         environment = os.environ | {
@@ -38,8 +42,8 @@ def rows_per_second(config: Mapping[str, Any], *, rows: int) -> float:
         subprocess.run([*django, "migrate", "--verbosity", "0"], env=environment, check=True)
         with _worker([*django, "embed_worker"], environment) as worker:
             with own.cursor() as cursor:
-                cursor.executemany(ROW, [[f"warm {text}"] for text in texts(WARM)])
-            _wait(own, worker, WARM, until=time.monotonic() + START_SECONDS)
+                cursor.executemany(ROW, [[f"warm {text}"] for text in texts(warm)])
+            _wait(own, worker, warm, until=time.monotonic() + START_SECONDS)
             own.execute("CHECKPOINT")
             with own.transaction():
                 with own.cursor() as cursor, cursor.copy(COPY) as copy:
@@ -47,7 +51,7 @@ def rows_per_second(config: Mapping[str, Any], *, rows: int) -> float:
                         copy.write_row(("", text, True, 0))
                 own.execute("ANALYZE")
             began = time.monotonic()
-            _wait(own, worker, WARM + rows)
+            _wait(own, worker, warm + rows)
             return rows / (time.monotonic() - began)
 
 
