@@ -27,7 +27,7 @@ POOLINGS: Final = ("mean", "cls", "last_token", "disabled")
 FILES: Final = ("onnx/model.onnx", "model.onnx")
 """What a folder may call its model, unless an option names it."""
 
-TOKENS_AT_ONCE: Final = 4_096
+TOKENS_AT_ONCE: Final = 1_536
 """How many tokens, padding included, are computed at once. With more, a processor is slower."""
 
 REQUEST: Final = (256, 16_384)
