@@ -25,7 +25,7 @@ from benchmarks import captures, postgres
 from benchmarks.soak import faults, processes, repeats, server
 
 LOOK_SECONDS = 1.0
-"""How often a snapshot is checked, or prepared transactions are, while faults happen."""
+"""How often a snapshot is checked, and what is left prepared is ended, while faults happen."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,14 +139,16 @@ def _soak(
     # Import late: our models need Django to be set up.
     from benchmarks.soak import leases, quiet, report, snapshots
 
-    seen, looks = snapshots.Snapshots(), 0
+    seen, mended = snapshots.Snapshots(), 0
     while (now := time.monotonic() - started) < options.seconds:
         fire.run_due(now)
         workers.tend()
-        if now > looks * LOOK_SECONDS:
-            looks += 1
-            # What is read from the log gets its job after the commit: only the end counts.
-            decoded.finish_late() if is_read else seen.look()
+        # What is read from the log gets its job after the commit: only the end counts.
+        if not is_read and now > seen.looks * LOOK_SECONDS:
+            seen.look()
+        if prepares and now > mended * LOOK_SECONDS:
+            mended += 1
+            decoded.finish_late()
         time.sleep(0.05)
     fire.end()
     written = writers.results(meanwhile=decoded.finish_late)

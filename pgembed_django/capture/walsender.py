@@ -76,7 +76,7 @@ class Walsender:
             )
         except psycopg.Error as error:
             raise Refused(str(error), error.sqlstate or "") from error
-        except OSError as error:  # see database.Connecting
+        except OSError as error:  # see sessions.Connecting
             raise Refused(str(error)) from error
         self._pgconn = self._connection.pgconn
         notice_silence(self._pgconn.socket)

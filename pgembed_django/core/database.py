@@ -345,26 +345,6 @@ def is_halfway(using: str) -> bool:
     return status is TransactionStatus.ACTIVE or (status in OPEN and not wrapper.in_atomic_block)
 
 
-class Connecting:
-    """Converts the error of a connection that could not be opened for want of files.
-
-    While it connects, psycopg waits with a selector, which takes a file besides the socket's. If
-    this process may open no more, that raises an ``OSError``, and not an error of the database.
-    """
-
-    # No generator: its frame and the error would keep each other, and with them the socket.
-
-    def __init__(self, using: str) -> None:
-        self._using = using
-
-    def __enter__(self) -> None:
-        """Nothing is to be done before."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError) and connections[self._using].connection is None:
-            raise OperationalError(str(error)) from psycopg.OperationalError(str(error))
-
-
 @contextmanager
 def letting_through(using: str) -> Iterator[None]:
     """Raise what interrupted a commit, not the error that hides it.

@@ -18,7 +18,7 @@ from pgembed_django.core import database, faults
 from pgembed_django.core.adapting import AdaptiveSize, halves
 from pgembed_django.core.faults import Fault
 from pgembed_django.core.threads import Threads
-from pgembed_django.queue import jobs
+from pgembed_django.queue import jobs, sessions
 from pgembed_django.queue.handler import Handler, is_handlers_fault
 from pgembed_django.queue.in_flight import HeldJob, InFlight, State
 
@@ -193,7 +193,7 @@ class Completing:
             started = time.perf_counter()
             wait = database.BRIEFLY if waits else database.SHORTLY
             try:
-                with database.Connecting(using):
+                with sessions.Connecting(using):
                     smaller = self._write(some, done, wait=wait, is_again=some is last)
             except database.Busy:
                 smaller = _smaller(some)

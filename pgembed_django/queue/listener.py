@@ -114,7 +114,7 @@ class Listener:
                 self.close()
                 return False
             self._keys = [key for [key] in self._run(KEYS, specs=self._specs)]
-        except (psycopg.Error, OSError) as error:  # see database.Connecting
+        except (psycopg.Error, OSError) as error:  # see sessions.Connecting
             events.tell(events.LISTENER_FAILED, error=str(error))
             self.close()
             return False

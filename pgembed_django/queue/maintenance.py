@@ -22,7 +22,7 @@ from pgembed_django.core.threads import OurThread
 from pgembed_django.events import LogOnce
 from pgembed_django.exceptions import MaintenanceDied
 from pgembed_django.models.job import Ending, Job
-from pgembed_django.queue import jobs, rollups
+from pgembed_django.queue import jobs, rollups, sessions
 from pgembed_django.queue.handler import Handler, is_handlers_fault
 
 STOP_SECONDS = 30.0
@@ -133,7 +133,7 @@ class Chores:
         try:
             while not self.stopping.is_set():
                 try:
-                    with database.Connecting(self.using):
+                    with sessions.Connecting(self.using):
                         self._round()
                     outage_seconds = 0.0
                 except (DatabaseError, InterfaceError) as error:

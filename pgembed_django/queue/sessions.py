@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 import psycopg
-from django.db import connections
+from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
@@ -58,6 +58,26 @@ SILENCE = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 50_000,
 }
+
+
+class Connecting:
+    """Converts the error of a connection that could not be opened for want of files.
+
+    While it connects, psycopg waits with a selector, which takes a file besides the socket's. If
+    this process may open no more, that raises an ``OSError``, and not an error of the database.
+    """
+
+    # No generator: its frame and the error would keep each other, and with them the socket.
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+
+    def __enter__(self) -> None:
+        """Nothing is to be done before."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and connections[self._using].connection is None:
+            raise OperationalError(str(error)) from psycopg.OperationalError(str(error))
 
 
 def configure_sessions(using: str, *, is_direct: bool = False) -> None:

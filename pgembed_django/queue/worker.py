@@ -132,7 +132,7 @@ class Worker:
         """Start as soon as the server allows it. Return False if it was stopped before."""
         while not self.is_asked_to_stop:
             try:
-                with database.Connecting(self.using):
+                with sessions.Connecting(self.using):
                     self._start()
             except (DatabaseError, InterfaceError) as error:
                 self._handle_database_error(error)
@@ -178,7 +178,7 @@ class Worker:
             if handle_signals_again is not None:
                 handle_signals_again()
             try:
-                with database.Connecting(self.using):
+                with sessions.Connecting(self.using):
                     if self._is_done():
                         return
                     self._round()
@@ -253,8 +253,7 @@ class Worker:
             self._listening.due_at = 0.0  # just lost: listen again at once
         if self.is_cut_off:
             self._heartbeat.due_at = 0.0  # leases may have run out
-        self._beat()
-        if self.is_cut_off:
+            self._beat()
             # Finish the held jobs first: new ones could not be completed either.
             for work in self.works:
                 work.completing.begin_anew()
